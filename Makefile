@@ -1,0 +1,42 @@
+# From a clean clone: `make demo` or `make test`. Needs Python >= 3.11 and make; the network only for the first install.
+PYTHON ?= python3
+BIN := .venv/bin
+
+# Read by pip from the environment so that the isolated build of the package itself obeys the pins too.
+INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
+	$(BIN)/python -m pip install -q
+
+.PHONY: demo test lint types check clean
+.NOTPARALLEL: # one virtual environment, one pip at a time
+.DELETE_ON_ERROR: # a half-made environment is made again
+
+demo: .venv/.demo
+	$(BIN)/python -m fedsaddle.demo --out demo
+
+test: .venv/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 $(ARGS)
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.dev
+	$(BIN)/mypy
+
+check: lint types test
+
+clean: # back to a clean clone; runs/ is left alone
+	rm -rf .venv demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+# Two stamps in one environment: what the demo needs, and everything. The second contains the first.
+.venv/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[report]'
+	touch $@
+
+.venv/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[dev]'
+	touch .venv/.demo $@

@@ -1,0 +1,31 @@
+"""fedsaddle: learning min-max models over data that cannot be pooled."""
+
+from importlib.metadata import version
+
+from fedsaddle.algorithms import (
+    CODA,
+    CODASCA,
+    NPA,
+    SCAFFOLD,
+    Algorithm,
+    CODAPlus,
+    FedAvg,
+    FedProx,
+    LocalSGDA,
+    PublishedCODASCA,
+)
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.federation import Federation
+from fedsaddle.models import group_norm
+from fedsaddle.participation import Cyclic, Full, Independent, Markov, Participation, Trace, Uniform
+from fedsaddle.problem import Problem
+from fedsaddle.problems import AUC, ERM, Custom, QuadraticSaddle, quadratic_federation
+from fedsaddle.train import Run, train
+
+__version__ = version("fedsaddle")
+
+__all__ = [
+    "AUC", "CODA", "CODASCA", "ERM", "NPA", "SCAFFOLD", "Algorithm", "CODAPlus", "Custom", "Cyclic", "FedAvg", "FedProx",
+    "Federation", "FedsaddleError", "Full", "Independent", "LocalSGDA", "Markov", "Participation", "Problem",
+    "PublishedCODASCA", "QuadraticSaddle", "Run", "Trace", "Uniform", "group_norm", "quadratic_federation", "train",
+]  # fmt: skip

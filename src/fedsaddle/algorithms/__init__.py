@@ -1,0 +1,34 @@
+"""The methods, one file a family."""
+
+from fedsaddle.algorithms.base import Algorithm, Citation
+from fedsaddle.algorithms.coda import CODA, NPA, CODAPlus
+from fedsaddle.algorithms.codasca import CODASCA
+from fedsaddle.algorithms.codasca_published import PublishedCODASCA
+from fedsaddle.algorithms.fedavg import SCAFFOLD, FedAvg, FedProx, LocalSGDA
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "local_sgda": LocalSGDA,
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "scaffold": SCAFFOLD,
+    "npa": NPA,
+    "coda": CODA,
+    "coda_plus": CODAPlus,
+    "codasca": CODASCA,
+    "codasca_as_published": PublishedCODASCA,
+}
+
+__all__ = [
+    "ALGORITHMS",
+    "CODA",
+    "CODASCA",
+    "NPA",
+    "SCAFFOLD",
+    "Algorithm",
+    "Citation",
+    "CODAPlus",
+    "FedAvg",
+    "FedProx",
+    "LocalSGDA",
+    "PublishedCODASCA",
+]

@@ -1,0 +1,75 @@
+"""Algorithm: hyper-parameters in a frozen dataclass, a round on the server, client work, all in one file a family."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fedsaddle.clients import Clients
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.participation import Participation, Uniform
+from fedsaddle.problem import Problem
+
+
+class Citation(NamedTuple):
+    """A paper."""
+
+    key: str
+    authors: str
+    title: str
+    venue: str
+    year: int
+
+    def bibtex(self) -> str:
+        return (
+            f"@article{{{self.key},\n  author  = {{{self.authors}}},\n  title   = {{{{{self.title}}}}},\n"
+            f"  journal = {{{self.venue}}},\n  year    = {{{self.year}}}\n}}"
+        )
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC):
+    """What every method has.
+
+    A State is a NamedTuple that holds everything that changes on the server, vectors as [1, d], among them the iterate
+    `z`. A round takes a State and returns a new one.
+    """
+
+    cites: ClassVar[Citation]
+
+    @abstractmethod
+    def init(self, z: Tensor, problem: Problem) -> Any:
+        """The State at the start point z [1, d]."""
+
+    @abstractmethod
+    def round(self, s: Any, clients: Clients) -> Any:
+        """One communication round: State -> State."""
+
+    def memory(self, z: Tensor, problem: Problem) -> Any:
+        """What a client remembers before its first work, every tensor [1, ...]; None for stateless clients."""
+        return None
+
+    def check(self, problem: Problem, participation: Participation) -> None:
+        """Refuse a combination that would be something else than this algorithm."""
+
+    def _require_positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not 0 < value < float("inf"):
+                raise FedsaddleError(f"{type(self).__name__}: {name} must be > 0, got {value}")
+
+    def _require_nonnegative(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise FedsaddleError(f"{type(self).__name__}: {name} must be >= 0, got {value}")
+
+    def _require_distinct_clients(self, participation: Participation) -> None:
+        if isinstance(participation, Uniform) and participation.replacement:
+            raise FedsaddleError(
+                f"{type(self).__name__}: clients keep memory, so a client cannot take part twice in a round; "
+                "use Uniform(m, replacement=False)"
+            )

@@ -1,0 +1,200 @@
+"""Local steps, then averaging: Local SGDA, FedAvg, FedProx and SCAFFOLD.
+
+Local SGDA: Deng and Mahdavi 2021. FedAvg: McMahan et al. 2017. FedProx: Li et al. 2020. SCAFFOLD: Karimireddy et al. 2020.
+
+    paper                  | here
+    -----------------------+-----------------------------------------------
+    x, y                   | z = (x, y), field F = (grad_x f, -grad_y f)
+    eta_l (eta_x, eta_y)   | lr (lr_dual for y)
+    eta_g                  | server_lr
+    K, tau or I            | local_steps
+    mu (FedProx)           | mu
+    c_i, c (SCAFFOLD)      | c_k, c: client and server control variates
+
+Deviations: all methods take steps with the saddle field, so SCAFFOLD serves min-max problems too; on a problem without a
+dual variable it is the published method. The mean weighs clients equally unless weights="samples".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsaddle.algorithms.base import Algorithm, Citation
+from fedsaddle.clients import Clients
+from fedsaddle.cohort import Cohort
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.participation import Participation
+from fedsaddle.problem import Batch, Problem
+
+
+class State(NamedTuple):
+    z: Tensor  # server iterate [1, d]
+
+
+@dataclass(frozen=True)
+class LocalSGDA(Algorithm):
+    """Local stochastic gradient descent ascent: x <- x - lr g_x, y <- y + lr_dual g_y for some steps, then plain means.
+
+    Args:
+        lr: local step size of x.
+        lr_dual: local step size of y; None: the same as lr.
+        local_steps: steps between two communications.
+        server_lr: the server moves this far from its iterate towards the mean.
+        weights: the mean weighs clients equally ("clients") or by their sample counts ("samples").
+    """
+
+    lr: float = 0.1
+    lr_dual: float | None = None
+    local_steps: int = 10
+    server_lr: float = 1.0
+    weights: Literal["clients", "samples"] = "clients"
+
+    cites = Citation(
+        "deng2021local",
+        "Deng, Yuyang and Mahdavi, Mehrdad",
+        "Local Stochastic Gradient Descent Ascent: Convergence Analysis and Communication Efficiency",
+        "AISTATS",
+        2021,
+    )
+
+    def __post_init__(self) -> None:
+        self._require_positive("lr", "local_steps", "server_lr")
+        if self.lr_dual is not None:
+            self._require_positive("lr_dual")
+        if self.weights not in ("clients", "samples"):
+            raise FedsaddleError(
+                f"{type(self).__name__}: weights must be 'clients' or 'samples', got {self.weights!r}"
+            )
+
+    def init(self, z: Tensor, problem: Problem) -> State:
+        return State(z)
+
+    def round(self, s: State, clients: Clients) -> State:
+        weights = "samples" if self.weights == "samples" else None
+        mean = clients.mean(self.local_descent_ascent, s, weights=weights)
+        return State(s.z + self.server_lr * (mean.z - s.z))
+
+    def local_descent_ascent(self, cohort: Cohort, s: State) -> tuple[State, None]:
+        lr = cohort.per_variable(x=self.lr, y=self.lr if self.lr_dual is None else self.lr_dual)
+
+        def step(z: Tensor, batch: Batch) -> Tensor:
+            return cohort.prox(z - lr * (cohort.field(z, batch) + self.pull(z, s)), lr)
+
+        return State(cohort.scan(step, s.z, self.local_steps)), None
+
+    def pull(self, z: Tensor, s: State) -> Tensor | float:
+        """What is added to the local field."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class FedAvg(LocalSGDA):
+    """Federated averaging: local SGD steps on the training loss, then the mean of the models."""
+
+    cites = Citation(
+        "mcmahan2017communication",
+        "McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and y Arcas, Blaise Aguera",
+        "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+        "AISTATS",
+        2017,
+    )
+
+    def check(self, problem: Problem, participation: Participation) -> None:
+        if problem.n_y:
+            raise FedsaddleError(
+                f"{type(self).__name__}: minimises a loss, but {type(problem).__name__} has {problem.n_y} dual "
+                "variable(s); use LocalSGDA, or pose the problem as ERM"
+            )
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg whose local objective has the term mu/2 ||x - x_r||^2, which ties clients to the server's iterate.
+
+    Args:
+        mu: strength of the tie; 0 is FedAvg.
+    """
+
+    mu: float = 0.01
+
+    cites = Citation(
+        "li2020federated",
+        "Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and Smith, Virginia",
+        "Federated Optimization in Heterogeneous Networks",
+        "MLSys",
+        2020,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_nonnegative("mu")
+
+    def pull(self, z: Tensor, s: State) -> Tensor:
+        return self.mu * (z - s.z)
+
+
+class VariateState(NamedTuple):
+    z: Tensor  # server iterate [1, d]
+    c: Tensor  # server control variate [1, d]: the mean of all N clients' c_k
+
+
+class VariateReply(NamedTuple):
+    z: Tensor  # y_i, where the local steps ended
+    dc: Tensor  # c_i^+ - c_i
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(Algorithm):
+    """Local steps corrected by control variates, so that clients with different data do not drift apart.
+
+    Args:
+        lr: local step size eta_l.
+        server_lr: server step size eta_g.
+        local_steps: K.
+    """
+
+    lr: float = 0.1
+    server_lr: float = 1.0
+    local_steps: int = 10
+
+    cites = Citation(
+        "karimireddy2020scaffold",
+        "Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and Stich, Sebastian and "
+        "Suresh, Ananda Theertha",
+        "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+        "ICML",
+        2020,
+    )
+
+    def __post_init__(self) -> None:
+        self._require_positive("lr", "server_lr", "local_steps")
+
+    def check(self, problem: Problem, participation: Participation) -> None:
+        self._require_distinct_clients(participation)
+
+    def init(self, z: Tensor, problem: Problem) -> VariateState:
+        return VariateState(z, torch.zeros_like(z))
+
+    def memory(self, z: Tensor, problem: Problem) -> Tensor:
+        return torch.zeros_like(z)  # c_i
+
+    def round(self, s: VariateState, clients: Clients) -> VariateState:
+        mean = clients.mean(self.corrected_steps, s)
+        return VariateState(
+            z=s.z + self.server_lr * (mean.z - s.z),  # x <- x + eta_g mean(y_i - x)
+            c=s.c + clients.share * mean.dc,  # c <- c + (1/N) sum over participants of (c_i^+ - c_i)
+        )
+
+    def corrected_steps(self, cohort: Cohort, s: VariateState) -> tuple[VariateReply, Tensor]:
+        c_k = cohort.memory
+
+        def step(z: Tensor, batch: Batch) -> Tensor:
+            return cohort.prox(z - self.lr * (cohort.field(z, batch) - c_k + s.c), self.lr)
+
+        z = cohort.scan(step, s.z, self.local_steps)
+        new = c_k - s.c + (s.z - z) / (self.local_steps * self.lr)  # option II
+        return VariateReply(z, new - c_k), new

@@ -1,0 +1,141 @@
+"""Cohort: S clients at work in one phase, as their work sees them. A deployed site is a cohort of one.
+
+Every vector is [S, d]: the client axis is always -2 and the vector axis -1, so element-wise mathematics reads as in the
+papers. `scan` is the local loop and the only place that an engine makes fast; `field` is the only place that
+differentiates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsaddle.problem import Batch, Data, Problem, tree_map
+from fedsaddle.sampling import minibatches
+
+Step = Callable[[Any, Batch], Any]
+
+_INDICES_AT_ONCE = 1 << 20  # minibatch indices drawn in one go
+_NUMBERS_AT_ONCE = 1 << 24  # numbers gathered at once when going over all local data
+
+
+class Batching(NamedTuple):
+    """How local minibatches are drawn."""
+
+    size: int | None = 32  # None: all local samples in every step
+    sampling: str = "without_replacement"
+
+
+class Cohort:
+    """Some clients, their data and their memory, in one phase.
+
+    Args:
+        problem: what is learned, its constants agreed on.
+        ids: global client numbers [S]; minibatches depend on them and on nothing else about a client.
+        data: samples that these clients own rows of; every field [n, ...].
+        first, sizes: client i owns the rows first[i] : first[i] + sizes[i]; both [S].
+        memory: what each client remembers from its last work, every tensor [S, ...].
+        key: hash of (seed, round, phase), from which minibatches are drawn.
+        batching: minibatch size and sampling.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        ids: Tensor,
+        data: Data,
+        first: Tensor,
+        sizes: Tensor,
+        memory: Any,
+        key: int,
+        batching: Batching,
+    ) -> None:
+        self.problem, self.ids, self.memory = problem, ids, memory
+        self.sizes = sizes
+        self._data, self._first, self._key, self._batching = data, first.unsqueeze(-1), key, batching
+        floats = [v for v in data.values() if v.is_floating_point()]
+        self._like = floats[0].new_empty(0)  # carries the run's dtype and device
+
+    # ---- where a batch comes from ------------------------------------------------------------------------
+
+    def scan(self, step: Step, carry: Any, steps: int) -> Any:
+        """The local loop: `carry = step(carry, batch)` for `steps` fresh minibatches; tensors of carry [S or 1, ...]."""
+        carry = tree_map(self.each, carry)
+        size, sampling = self._batching
+        if size is None:
+            batch = next(self._pieces(int(self.sizes.max())))
+            for _ in range(steps):
+                carry = step(carry, batch)
+            return carry
+        at_once = max(1, _INDICES_AT_ONCE // (len(self.ids) * size))
+        for start in range(0, steps, at_once):
+            todo = range(start, min(start + at_once, steps))
+            rows, w = minibatches(self._key, todo, self.ids, self.sizes, size, sampling)
+            rows, w = rows + self._first, w.to(self._like)
+            for t in range(len(todo)):
+                carry = step(carry, Batch(self._take(rows[t]), w))
+        return carry
+
+    def batch(self, size: int) -> Batch:
+        """One minibatch of its own size, drawn without replacement."""
+        size = min(size, int(self.sizes.max()))
+        rows, w = minibatches(self._key, range(1), self.ids, self.sizes, size, "without_replacement")
+        return Batch(self._take(rows[0] + self._first), w.to(self._like))
+
+    def everything(self) -> Iterator[Batch]:
+        """All local samples in pieces; each sample weighs 1/n_i over the pieces together."""
+        per_sample = sum(v[0].numel() for v in self._data.values())
+        return self._pieces(max(1, _NUMBERS_AT_ONCE // (per_sample * len(self.ids))))
+
+    def _pieces(self, length: int) -> Iterator[Batch]:
+        n = self.sizes.unsqueeze(-1)
+        longest = int(n.max())
+        for start in range(0, longest, length):
+            rows = torch.arange(start, min(start + length, longest), device=n.device)
+            w = (rows < n) / n.to(self._like)
+            yield Batch(self._take(torch.minimum(rows, n - 1) + self._first), w)
+
+    def _take(self, rows: Tensor) -> dict[str, Tensor]:
+        flat = rows.reshape(-1)
+        return {k: v.index_select(0, flat).view(*rows.shape, *v.shape[1:]) for k, v in self._data.items()}
+
+    # ---- mathematics -------------------------------------------------------------------------------------
+
+    def field(self, z: Tensor, batch: Batch) -> Tensor:
+        """Saddle field (grad_x f_i, -grad_y f_i) of each client on its minibatch: z [S, d] or [1, d] -> [S, d]."""
+        return self.problem.field(self.each(z), batch)
+
+    def full_field(self, z: Tensor) -> Tensor:
+        """Saddle field over all local samples: [S, d]."""
+        return sum((self.field(z, batch) for batch in self.everything()), torch.zeros_like(z))
+
+    def full_mean(self, function: Callable[[Data], Tensor]) -> Tensor:
+        """Mean over all local samples of a per-sample function, data -> [S, B]: [S, 1]."""
+        parts = [(function(b.data) * b.w).sum(-1, keepdim=True) for b in self.everything()]
+        return torch.stack(parts).sum(0)
+
+    def full_loss(self, z: Tensor) -> Tensor:
+        """Local objective f_i(z) over all local samples: [S, 1]."""
+        return self.full_mean(lambda data: self.problem.losses(self.each(z), data))
+
+    def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
+        """The problem's proximal step and projection, after a gradient step of size lr."""
+        return self.problem.prox(z, lr)
+
+    def each(self, value: Tensor) -> Tensor:
+        """A server vector [1, d] given to every client: [S, d]."""
+        return value.expand(*value.shape[:-2], len(self.ids), value.shape[-1])
+
+    def pad(self, x: Tensor) -> Tensor:
+        """A vector of the primal variables [..., n_x], with zeros for the dual ones: [..., d]."""
+        return torch.nn.functional.pad(x, (0, self.problem.n_y))
+
+    def per_variable(self, x: float, y: float) -> float | Tensor:
+        """A coefficient that differs between x and y, as a vector [d]; a plain number when it does not."""
+        if x == y or self.problem.n_y == 0:
+            return x
+        n_x, n_y = self.problem.n_x, self.problem.n_y
+        return torch.cat([self._like.new_full((n_x,), x), self._like.new_full((n_y,), y)])

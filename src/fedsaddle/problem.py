@@ -1,0 +1,219 @@
+"""Problem: min over x, max over y of (1/N) sum_i f_i(x, y) + g(x), as one flat vector z = (x, y) and its saddle field.
+
+The saddle field of client i is F_i(z) = (grad_x f_i, -grad_y f_i), so that descent on x and ascent on y are both
+`z - lr * F(z)`. Every vector carries a client axis at -2: [S, d] for a cohort of S clients and [1, d] on the server (a
+replica axis may stand in front: [R, S, d]), so one line of mathematics serves the server, a client and a whole cohort.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedsaddle import models
+from fedsaddle.errors import FedsaddleError
+
+if TYPE_CHECKING:
+    from fedsaddle.clients import Clients
+    from fedsaddle.federation import Federation
+    from fedsaddle.metrics import Split
+
+Data = Mapping[str, Tensor]
+
+
+class Batch(NamedTuple):
+    """One minibatch a client."""
+
+    data: Data  # every field [..., S, B, ...]
+    w: Tensor  # weights [..., S, B]: sum to one over a client's samples; 0 marks an absent slot
+
+
+@dataclass(frozen=True, eq=False)
+class Problem(ABC):
+    """What is learned: per-sample loss, dimensions, and what may be known in closed form."""
+
+    fields: ClassVar[tuple[str, ...]] = ("x", "y")  # the data that a sample consists of
+
+    @property
+    @abstractmethod
+    def n_x(self) -> int:
+        """Number of primal variables."""
+
+    @property
+    @abstractmethod
+    def n_y(self) -> int:
+        """Number of dual variables."""
+
+    @abstractmethod
+    def init(self) -> Tensor:
+        """Where training starts [d]."""
+
+    @abstractmethod
+    def losses(self, z: Tensor, data: Data) -> Tensor:
+        """Value f_i(z; sample) of every sample: z [..., S, d], data fields [..., S, B, ...] -> [..., S, B]."""
+
+    def field(self, z: Tensor, batch: Batch) -> Tensor:
+        """Saddle field (grad_x f_i, -grad_y f_i) on a minibatch: z [..., S, d] -> [..., S, d].
+
+        The clients' losses are summed before differentiating: client i's loss depends on row i of z alone, so one
+        backward pass gives all S gradients.
+        """
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            (F,) = torch.autograd.grad((self.losses(z, batch.data) * batch.w).sum(), z)
+        if self.n_y:
+            F[..., self.n_x :].neg_()
+        return F
+
+    def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
+        """Proximal step for g(x) and projection of (x, y), after a gradient step of size lr; identity by default."""
+        return z
+
+    def prepare(self, clients: Clients) -> Self:
+        """The problem with every constant that must be agreed on before training; may cost a set-up phase."""
+        return self
+
+    def check(self, federation: Federation) -> None:
+        """Refuse data that this problem cannot be posed on."""
+        missing = [f for f in self.fields if f not in federation.data]
+        if missing:
+            raise FedsaddleError(
+                f"{type(self).__name__}: needs the data fields {', '.join(self.fields)}, but the federation has "
+                f"{', '.join(federation.data)}; pass {missing[0]}=... to Federation.from_arrays"
+            )
+
+    def metrics(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> dict[str, float]:
+        """Measures of progress at the server's iterate z [1, d].
+
+        Args:
+            splits: "train", and "test" and "valid" where the federation has them.
+        """
+        return {}
+
+    @property
+    def has_dual_statistics(self) -> bool:
+        """Whether the dual can be computed from the primal and a few sums over samples."""
+        return False
+
+    def dual_statistics(self, z: Tensor, batch: Batch) -> Any:
+        """Those sums, client by client: a NamedTuple of [S, 1]."""
+        raise NotImplementedError
+
+    def dual_from(self, statistics: Any) -> Tensor:
+        """The dual [1, n_y] that they give."""
+        raise NotImplementedError
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """The problem with its constant tensors on a device."""
+        return self
+
+
+class FlatModel:
+    """A PyTorch module as a function of one flat vector of its trainable parameters.
+
+    The parameters are views into the vector (`split`, whose backward is one concatenation). Frozen parameters and
+    constant buffers stay in the module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        models.check(module)
+        self.module = copy.deepcopy(module)
+        parameters = {k: p for k, p in self.module.named_parameters() if p.requires_grad}
+        self.names = tuple(parameters)
+        self.shapes = tuple(p.shape for p in parameters.values())
+        self.sizes = tuple(p.numel() for p in parameters.values())
+        self.n = sum(self.sizes)
+        self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()])
+
+    def _parameters(self, w: Tensor) -> dict[str, Tensor]:
+        parts = w.split(self.sizes)
+        return {k: p.view(s) for k, p, s in zip(self.names, parts, self.shapes, strict=True)}
+
+    def _one(self, w: Tensor, x: Tensor) -> Tensor:
+        out: Tensor = functional_call(self.module, self._parameters(w), (x,))
+        return out
+
+    def __call__(self, w: Tensor, x: Tensor) -> Tensor:
+        """Outputs for each client's own parameters: w [..., S, n], x [..., S, B, ...] -> [..., S, B, outputs].
+
+        A single client is one plain call; more are one batched call.
+        """
+        lead = w.shape[:-1]
+        if lead.numel() == 1:
+            out = self._one(w.reshape(-1), x.reshape(x.shape[len(lead) :])).unsqueeze(0)
+        else:
+            out = vmap(self._one)(w.reshape(-1, self.n), x.reshape(-1, *x.shape[len(lead) :]))
+        if out.ndim == 2:  # a module that returns [B] has one output
+            out = out.unsqueeze(-1)
+        return out.reshape(*lead, *out.shape[1:])
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> FlatModel:
+        moved = copy.copy(self)
+        moved.module = copy.deepcopy(self.module).to(device=device, dtype=dtype)
+        return moved
+
+    def module_at(self, w: Tensor) -> nn.Module:
+        """A module of the user's own class that holds the parameters w [n]."""
+        module = copy.deepcopy(self.module)
+        module.load_state_dict(
+            {k: v.to("cpu") for k, v in self._parameters(w.detach().clone()).items()}, strict=False
+        )
+        return module.to(device="cpu", dtype=w.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelProblem(Problem):
+    """A problem whose first primal variables are the parameters of a module."""
+
+    model: nn.Module | FlatModel
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, FlatModel):
+            if not isinstance(self.model, nn.Module):
+                raise FedsaddleError(
+                    f"{type(self).__name__}: model must be a torch.nn.Module, got {type(self.model).__name__}"
+                )
+            object.__setattr__(self, "model", FlatModel(self.model))
+
+    @property
+    def flat(self) -> FlatModel:
+        assert isinstance(self.model, FlatModel)
+        return self.model
+
+    def outputs(self, z: Tensor, x: Tensor) -> Tensor:
+        """The model's outputs [..., S, B, outputs] at the weights within z [..., S, d]."""
+        return self.flat(z[..., : self.flat.n], x)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
+        return replace(self, model=self.flat.to(device, dtype))
+
+    def scores(self, z: Tensor, x: Tensor) -> Tensor:
+        """One score a sample [..., S, B], higher for the positive class."""
+        raise NotImplementedError
+
+    def all_scores(self, z: Tensor, split: Split) -> Tensor:
+        """Scores of all samples of a split at z [1, d]: [n]."""
+        with torch.no_grad():
+            return torch.cat([self.scores(z, batch.data["x"]).squeeze(0) for batch in split.pieces()])
+
+    def module(self, z: Tensor) -> nn.Module:
+        """The trained model as the module that the user brought: z [1, d] or [d]."""
+        return self.flat.module_at(z.reshape(-1)[: self.flat.n])
+
+
+def tree_map(function: Any, *trees: Any) -> Any:
+    """Apply a function to the tensors of nested tuples and NamedTuples; everything else passes through unchanged."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return function(*trees)
+    if isinstance(first, tuple):
+        parts = [tree_map(function, *leaves) for leaves in zip(*trees, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    return first

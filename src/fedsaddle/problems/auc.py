@@ -1,0 +1,210 @@
+"""AUC maximisation with the square surrogate, as a min-max problem (Ying et al. 2016; CODASCA eq. (2), CyCp eq. (4)).
+
+    paper        | here
+    -------------+--------------------------------------------------------
+    h(w; x)      | score: the model's one output
+    v = (w,a,b)  | x: the model's parameters, then a, then b
+    alpha        | y: one dual variable (margin mode: A = 1 + alpha)
+    p            | p: positive ratio, the same constant on every client
+    phi(v)       | max over alpha of f, in closed form (`optimal_dual`)
+
+    F = (1-p)(h-a)^2 1+  +  p(h-b)^2 1-  +  2(1+alpha)(p h 1- - (1-p) h 1+)  -  p(1-p) alpha^2
+
+Deviations: p is a global constant found by one set-up exchange of two integers a client (spec 1.1). By default it is the
+unweighted mean of the clients' ratios, which is what makes F the pairwise square loss when clients weigh equally.
+`dual="margin"` is the form of the public CODASCA and LibAUC code, whose dual step is not the gradient of F: it uses a and
+b in place of the class means and drops the factor p(1-p).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fedsaddle import metrics
+from fedsaddle.clients import Clients
+from fedsaddle.cohort import Cohort
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.federation import Federation
+from fedsaddle.metrics import Split
+from fedsaddle.problem import Batch, Data, ModelProblem
+
+_LARGEST_DUAL = 999.0  # the public code's upper bound on A
+
+
+class ClassSums(NamedTuple):
+    """What the dual variable depends on, per client [S, 1]."""
+
+    pos: Tensor  # sum of positive scores
+    n_pos: Tensor
+    neg: Tensor
+    n_neg: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class AUC(ModelProblem):
+    """Square-surrogate AUC: min over (w, a, b), max over alpha.
+
+    Args:
+        model: module with one output, the score.
+        p: positive ratio: "client_mean" (mean of the clients' ratios), "pooled", or a number in (0, 1).
+        dual: "gradient" (the papers) or "margin" (the public code).
+        margin: m of the margin mode.
+        positive: which class index counts as positive.
+
+    Example:
+        >>> import fedsaddle as fs, torch
+        >>> problem = fs.AUC(torch.nn.Linear(30, 1), p=0.1)
+        >>> problem.n_x, problem.n_y
+        (33, 1)
+    """
+
+    p: float | Literal["client_mean", "pooled"] = "client_mean"
+    dual: Literal["gradient", "margin"] = "gradient"
+    margin: float = 1.0
+    positive: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dual not in ("gradient", "margin"):
+            raise FedsaddleError(f"AUC: dual must be 'gradient' or 'margin', got {self.dual!r}")
+        if isinstance(self.p, str):
+            if self.p not in ("client_mean", "pooled"):
+                raise FedsaddleError(f"AUC: p must be 'client_mean', 'pooled' or a number, got {self.p!r}")
+        elif not 0.0 < self.p < 1.0:
+            raise FedsaddleError(f"AUC: p must be between 0 and 1 (the share of positives), got {self.p}")
+
+    @property
+    def n_x(self) -> int:
+        return self.flat.n + 2
+
+    @property
+    def n_y(self) -> int:
+        return 1
+
+    def init(self) -> Tensor:
+        return torch.cat([self.flat.initial, self.flat.initial.new_zeros(3)])  # a = b = alpha = 0
+
+    def scores(self, z: Tensor, x: Tensor) -> Tensor:
+        """Scores h [..., S, B] at the weights within z [..., S, d]."""
+        out = self.outputs(z, x)
+        if out.shape[-1] != 1:
+            raise FedsaddleError(
+                f"AUC: the model must have one output, got {out.shape[-1]}; end it in Linear(..., 1)"
+            )
+        return out.squeeze(-1)
+
+    def losses(self, z: Tensor, data: Data) -> Tensor:
+        p, h, pos = self._p, self.scores(z, data["x"]), data["y"] == self.positive
+        a, b, alpha = (v.unsqueeze(-1) for v in z[..., -3:].unbind(-1))
+        one_plus = 1 + alpha if self.dual == "gradient" else alpha
+        quadratic = torch.where(pos, (1 - p) * (h - a) ** 2, p * (h - b) ** 2)
+        coupling = 2 * one_plus * torch.where(pos, (p - 1) * h, p * h)
+        if self.dual == "gradient":
+            return quadratic + coupling - p * (1 - p) * alpha**2  # eq. (2)
+        return quadratic + coupling + p * (1 - p) * (2 * alpha * self.margin - alpha**2)  # spec 1.1, F_m
+
+    def field(self, z: Tensor, batch: Batch) -> Tensor:
+        F = super().field(z, batch)
+        if self.dual == "margin":
+            a, b, A = z[..., -3:].unbind(-1)
+            F[..., -1] = 2 * A - 2 * (self.margin + b - a)  # the public code's dual step, not dF/dA
+        return F
+
+    def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
+        if self.dual == "margin":
+            return torch.cat([z[..., :-1], z[..., -1:].clamp(0.0, _LARGEST_DUAL)], dim=-1)
+        return z
+
+    # ---- the positive ratio ------------------------------------------------------------------------------
+
+    @property
+    def _p(self) -> float:
+        if isinstance(self.p, str):
+            raise FedsaddleError(
+                f"AUC: p={self.p!r} is found by a set-up exchange; call prepare(clients), or pass a number"
+            )
+        return self.p
+
+    def prepare(self, clients: Clients) -> Self:
+        if not isinstance(self.p, str):
+            return self
+        counts = clients.gather(self.class_counts, None, who=clients.everyone()).replies  # [N, 2]
+        n_pos, n = counts.double().unbind(-1)
+        p = (n_pos / n).mean() if self.p == "client_mean" else n_pos.sum() / n.sum()
+        if not 0.0 < p < 1.0:
+            which = "positive" if p == 0 else "negative"
+            raise FedsaddleError(
+                f"AUC: no client has {which} examples (class {self.positive} is positive); AUC needs both classes somewhere"
+            )
+        return replace(self, p=float(p))
+
+    def class_counts(self, cohort: Cohort, message: None) -> tuple[Tensor, None]:
+        """Client work of the set-up phase: (positives, samples) [S, 2]."""
+        ratio = cohort.full_mean(lambda data: data["y"] == self.positive)
+        n = cohort.sizes.unsqueeze(-1)
+        return torch.cat([(ratio * n).round(), n.to(ratio)], dim=-1), None
+
+    def check(self, federation: Federation) -> None:
+        super().check(federation)
+        if federation.data["y"].is_floating_point():
+            raise FedsaddleError(
+                "AUC: y must be classes, got real numbers; use ERM(loss='squared') for regression"
+            )
+
+    # ---- closed forms ------------------------------------------------------------------------------------
+
+    @property
+    def has_dual_statistics(self) -> bool:
+        return True
+
+    def dual_statistics(self, z: Tensor, batch: Batch) -> ClassSums:
+        """Sums of scores and counts of each class over a minibatch, from which the dual follows."""
+        h, pos = self.scores(z, batch.data["x"]), batch.data["y"] == self.positive
+        present = batch.w > 0
+
+        def total(values: Any, mask: Tensor) -> Tensor:
+            return torch.where(mask & present, values, 0.0).sum(-1, keepdim=True)
+
+        one = torch.ones_like(h)
+        return ClassSums(total(h, pos), total(one, pos), total(h, ~pos), total(one, ~pos))
+
+    def dual_from(self, statistics: ClassSums) -> Tensor:
+        """alpha = E[h|-] - E[h|+], each averaged over the clients that own the class: [1, 1]."""
+
+        def mean(total: Tensor, n: Tensor) -> Tensor:
+            owners = n > 0
+            return torch.where(owners, total / n.clamp(min=1), 0.0).sum(-2, keepdim=True) / owners.sum(
+                -2, keepdim=True
+            )
+
+        s = statistics
+        alpha = mean(s.neg, s.n_neg) - mean(s.pos, s.n_pos)
+        return alpha if self.dual == "gradient" else 1 + alpha
+
+    def coupling(self, z: Tensor, data: Data) -> Tensor:
+        """Per-sample p h 1- - (1-p) h 1+, whose mean is X(w): [..., S, B]."""
+        h = self.scores(z, data["x"])
+        return torch.where(data["y"] == self.positive, (self._p - 1) * h, self._p * h)
+
+    def optimal_dual(self, x_mean: Tensor) -> Tensor:
+        """alpha* = X / (p(1-p)), which maximises f for any v (spec 1.1); in margin mode A* of F_m."""
+        p = self._p
+        if self.dual == "gradient":
+            return x_mean / (p * (1 - p))
+        return (self.margin + x_mean / (p * (1 - p))).clamp(0.0, _LARGEST_DUAL)
+
+    def metrics(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> dict[str, float]:
+        out = metrics.ranking(self, z, splits, self.positive)
+        train = splits["train"]
+        with torch.no_grad():
+            x_mean = sum((self.coupling(z, b.data) * b.w).sum() for b in train.pieces())
+        best = torch.cat(
+            [z[..., :-1], self.optimal_dual(torch.as_tensor(x_mean)).reshape(1, 1).to(z)], dim=-1
+        )
+        phi, F = metrics.objective(self, best, train)  # Danskin: grad phi(v) = grad_v f(v, alpha*)
+        return out | {"phi": phi, "grad_phi": F[..., :-1].norm().item()}

@@ -1,0 +1,115 @@
+"""The user's own min-max objective f(x, y, batch), in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedsaddle import projections
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.federation import Federation
+from fedsaddle.metrics import Split, objective
+from fedsaddle.problem import Data, Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Custom(Problem):
+    """min over x, max over y of (1/N) sum_i mean_i f(x, y, sample).
+
+    Args:
+        loss: f(x [n_x], y [n_y], batch) -> one value a sample [B]; batch is a dictionary of tensors [B, ...] with the
+            federation's fields. It must be a pure function (no in-place writes, no randomness of its own).
+        size_x, size_y: n_x and n_y.
+        prox_x, prox_y: after each step, a name ("simplex", "ball(10)", "l1(0.001)", ...) or f(v, lr).
+        start: where training starts [n_x + n_y]; zeros by default.
+        evaluate: optional f(x, y, data) -> dictionary of numbers, reported on the test data (training data without).
+
+    Example:
+        >>> import fedsaddle as fs, torch
+        >>> f = lambda x, y, batch: (batch["x"] @ x - batch["y"]) * y - y**2 / 2   # robust least squares
+        >>> fs.Custom(f, size_x=3, size_y=1, prox_y="box(-1, 1)").n_y
+        1
+    """
+
+    loss: Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor]
+    size_x: int
+    size_y: int = 0
+    prox_x: str | projections.Prox | None = None
+    prox_y: str | projections.Prox | None = None
+    start: Tensor | None = None
+    evaluate: Callable[[Tensor, Tensor, dict[str, Tensor]], dict[str, float]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.size_x < 1 or self.size_y < 0:
+            raise FedsaddleError(
+                f"Custom: size_x must be >= 1 and size_y >= 0, got {self.size_x} and {self.size_y}"
+            )
+        for name in ("prox_x", "prox_y"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, projections.named(getattr(self, name)))
+        if self.start is not None and self.start.shape != (self.size_x + self.size_y,):
+            raise FedsaddleError(
+                f"Custom: start must have shape [{self.size_x + self.size_y}], got {list(self.start.shape)}"
+            )
+
+    @property
+    def n_x(self) -> int:
+        return self.size_x
+
+    @property
+    def n_y(self) -> int:
+        return self.size_y
+
+    def init(self) -> Tensor:
+        return torch.zeros(self.n_x + self.n_y) if self.start is None else self.start
+
+    def losses(self, z: Tensor, data: Data) -> Tensor:
+        lead = z.shape[:-1]
+
+        def one(z: Tensor, data: dict[str, Tensor]) -> Tensor:
+            return self.loss(z[: self.n_x], z[self.n_x :], data)
+
+        flat = {k: v.reshape(-1, *v.shape[len(lead) :]) for k, v in data.items()}
+        if lead.numel() == 1:
+            values = one(z.reshape(-1), {k: v[0] for k, v in flat.items()}).unsqueeze(0)
+        else:
+            values = vmap(one)(z.reshape(-1, z.shape[-1]), flat)
+        n = next(iter(flat.values())).shape[1]
+        if values.shape[1:] != (n,):
+            raise FedsaddleError(
+                f"Custom: loss must return one value a sample, [{n}], got {list(values.shape[1:])}; "
+                "do not average over the batch"
+            )
+        return values.reshape(*lead, n)
+
+    def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
+        if self.prox_x is None and self.prox_y is None:
+            return z
+        x, y = z[..., : self.n_x], z[..., self.n_x :]
+        lr_x, lr_y = (lr[..., : self.n_x], lr[..., self.n_x :]) if isinstance(lr, Tensor) else (lr, lr)
+        if self.prox_x is not None:
+            x = self._apply(self.prox_x, x, lr_x)
+        if self.prox_y is not None:
+            y = self._apply(self.prox_y, y, lr_y)
+        return torch.cat([x, y], dim=-1)
+
+    @staticmethod
+    def _apply(prox: Any, v: Tensor, lr: float | Tensor) -> Tensor:
+        out: Tensor = prox(v, lr)
+        return out
+
+    def metrics(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> dict[str, float]:
+        _, F = objective(self, z, splits["train"])
+        out = {"field_norm": F.norm().item()}
+        if self.evaluate is not None:
+            data = dict(splits.get("test", splits["train"]).data)
+            out |= {k: float(v) for k, v in self.evaluate(z[0, : self.n_x], z[0, self.n_x :], data).items()}
+        return out
+
+    def check(self, federation: Federation) -> None:
+        pass  # the loss takes whatever fields it needs

@@ -1,0 +1,118 @@
+"""Empirical risk minimisation: the ordinary training loss, a min-max problem without a dual variable (n_y = 0)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedsaddle import metrics
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.federation import Federation
+from fedsaddle.metrics import Split
+from fedsaddle.problem import Data, ModelProblem
+
+LOSSES = ("logistic", "cross_entropy", "squared")
+
+
+@dataclass(frozen=True, eq=False)
+class ERM(ModelProblem):
+    """Average loss of a model: min over w of (1/N) sum_i mean_i loss(h(w; x), y).
+
+    Args:
+        model: module; one output for "logistic" and "squared", C outputs for "cross_entropy".
+        loss: "logistic" log(1 + exp(-t h)), t = +1 for the positive class and -1 for the rest; "cross_entropy";
+            "squared" (h - y)^2 / 2.
+        positive: which class index counts as positive under "logistic" and in the reported AUC.
+
+    Example:
+        >>> import fedsaddle as fs, torch
+        >>> fs.ERM(torch.nn.Linear(30, 1), loss="logistic").n_y
+        0
+    """
+
+    loss: Literal["logistic", "cross_entropy", "squared"] = "logistic"
+    positive: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss not in LOSSES:
+            raise FedsaddleError(f"ERM: loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
+
+    @property
+    def n_x(self) -> int:
+        return self.flat.n
+
+    @property
+    def n_y(self) -> int:
+        return 0
+
+    def init(self) -> Tensor:
+        return self.flat.initial
+
+    def scores(self, z: Tensor, x: Tensor) -> Tensor:
+        """One score a sample [..., S, B]: the output, or under cross-entropy the log-odds of the positive class."""
+        out = self.outputs(z, x)
+        if self.loss == "cross_entropy":
+            rest = out.clone()
+            rest[..., self.positive] = -torch.inf
+            return out[..., self.positive] - rest.logsumexp(-1)
+        if out.shape[-1] != 1:
+            raise FedsaddleError(
+                f"ERM: loss {self.loss!r} needs a model with one output, got {out.shape[-1]}; use loss='cross_entropy'"
+            )
+        return out.squeeze(-1)
+
+    def losses(self, z: Tensor, data: Data) -> Tensor:
+        y = data["y"]
+        if self.loss == "cross_entropy":
+            log_probability = self.outputs(z, data["x"]).log_softmax(-1)
+            return -log_probability.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        h = self.scores(z, data["x"])
+        if self.loss == "squared":
+            return (h - y) ** 2 / 2
+        return functional.softplus(torch.where(y == self.positive, -h, h))
+
+    def correct(self, z: Tensor, split: Split) -> Tensor:
+        """1.0 where the predicted class is right, over all samples of a split: [n]."""
+        parts = []
+        with torch.no_grad():
+            for batch in split.pieces():
+                y = batch.data["y"]
+                if self.loss == "cross_entropy":
+                    hit = self.outputs(z, batch.data["x"]).argmax(-1) == y
+                else:
+                    threshold = 0.0 if self.loss == "logistic" else 0.5  # squared: targets are 0 and 1
+                    hit = (self.scores(z, batch.data["x"]) > threshold) == (y == self.positive)
+                parts.append(hit.squeeze(0))
+        return torch.cat(parts).double()
+
+    def check(self, federation: Federation) -> None:
+        super().check(federation)
+        if federation.data["y"].is_floating_point() and self.loss != "squared":
+            raise FedsaddleError(
+                f"ERM: loss {self.loss!r} needs classes, but y holds real numbers; use loss='squared'"
+            )
+
+    def metrics(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> dict[str, float]:
+        loss, F = metrics.objective(self, z, splits["train"])
+        out = {"loss": loss, "grad_norm": F.norm().item()}
+        if self.loss == "squared" and federation.data["y"].is_floating_point():
+            return out
+        binary = len(federation.classes) == 2 or self.loss != "cross_entropy"
+        if binary:
+            out |= metrics.ranking(self, z, splits, self.positive)
+        for name, split in splits.items():
+            if name == "train" and "test" in splits and split is not metrics.clients_split(splits):
+                continue
+            right = self.correct(z, split)
+            if name != "train" or "test" not in splits:
+                key = {"test": "accuracy", "valid": "valid_accuracy", "train": "train_accuracy"}[name]
+                out[key] = right.mean().item()
+            if split is metrics.clients_split(splits):
+                out |= metrics.spread([r.mean().item() for r in split.by_client(right)], "accuracy")
+        return out

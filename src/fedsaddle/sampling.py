@@ -1,0 +1,100 @@
+"""Randomness as a function: minibatches are a hash of (seed, round, phase, step, client, slot), not the state of a generator.
+
+Every engine therefore sees the same minibatches, whatever its chunking, and a resumed run continues exactly. The hash is
+splitmix64's finaliser in wrapping 64-bit integer arithmetic, as tensors on any device or as Python integers:
+
+    absorb(h, v) = mix(h + (v + 1) * GOLDEN),   key(v_1, ..., v_n) = absorb(... absorb(0, v_1) ..., v_n)
+
+Drawing without replacement uses the swap-or-not shuffle (Hoang, Morris, Rogaway 2012): a keyed permutation of {0..n-1} for
+any n, evaluated at the wanted slots alone, with no sorting and no branches.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Sampling = Literal["without_replacement", "with_replacement"]
+SAMPLINGS: tuple[str, ...] = get_args(Sampling)
+
+MINIBATCH, SERVER = 1, 2  # purposes, the first number absorbed, so that two uses never share a stream
+_GOLDEN, _MUL_1, _MUL_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+_SHUFFLE_ROUNDS = 24  # a slot stays where it was with probability 2^-24
+
+
+def _signed(v: int) -> int:
+    """The int64 with the same 64 bits."""
+    v &= _MASK
+    return v - (1 << 64) if v >> 63 else v
+
+
+def key(*values: int) -> int:
+    """Hash a sequence of integers to 64 bits."""
+    h = 0
+    for v in values:
+        h = (h + (v + 1) * _GOLDEN) & _MASK
+        h = ((h ^ (h >> 30)) * _MUL_1) & _MASK
+        h = ((h ^ (h >> 27)) * _MUL_2) & _MASK
+        h ^= h >> 31
+    return h
+
+
+def integer(n: int, *values: int) -> int:
+    """A uniform integer in {0..n-1}, a function of `values`."""
+    return ((key(*values) >> 33) * n) >> 31
+
+
+def _shift(h: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (h >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _absorb(h: Tensor, v: Tensor | int) -> Tensor:
+    h = h + (_signed((v + 1) * _GOLDEN) if isinstance(v, int) else (v + 1) * _signed(_GOLDEN))
+    h = (h ^ _shift(h, 30)) * _signed(_MUL_1)
+    h = (h ^ _shift(h, 27)) * _signed(_MUL_2)
+    return h ^ _shift(h, 31)
+
+
+def _below(h: Tensor, n: Tensor) -> Tensor:
+    return (_shift(h, 33) * n) >> 31
+
+
+def minibatches(
+    run: int, steps: range, ids: Tensor, sizes: Tensor, batch_size: int, sampling: str
+) -> tuple[Tensor, Tensor]:
+    """Row numbers within each client's own data, and their weights, for a range of local steps.
+
+    Args:
+        run: key(MINIBATCH, seed, round, phase).
+        steps: the local steps t to draw for.
+        ids: global client numbers [S].
+        sizes: how many samples each of them has [S].
+        batch_size: B; a client with fewer samples uses all of them when drawing without replacement.
+        sampling: one of SAMPLINGS.
+
+    Returns:
+        rows [T, S, B] and weights [S, B] (float64) that sum to one over each client's slots; absent slots weigh 0.
+    """
+    device = ids.device
+    t = torch.arange(steps.start, steps.stop, device=device).view(-1, 1, 1)
+    slot = torch.arange(batch_size, device=device)
+    n = sizes.unsqueeze(-1)  # [S, 1]
+    h = _absorb(_absorb(torch.tensor(_signed(run), device=device), t), ids.unsqueeze(-1))  # [T, S, 1]
+    if sampling == "with_replacement":
+        weights = torch.full((len(ids), batch_size), 1.0 / batch_size, dtype=torch.float64, device=device)
+        return _below(_absorb(h, slot), n), weights
+    taken = n.clamp(max=batch_size)
+    present = slot < taken  # [S, B]
+    rows = torch.where(present, slot, 0).expand(len(steps), -1, -1)
+    rounds = _absorb(h, torch.arange(_SHUFFLE_ROUNDS, device=device).view(-1, 1, 1, 1))  # [24, T, S, 1]
+    keys = zip(_below(rounds, n), _absorb(rounds, 0) | 1, _absorb(rounds, 1), strict=True)
+    for pivot, multiplier, offset in keys:
+        partner = pivot - rows
+        partner = torch.where(partner < 0, partner + n, partner)
+        swap = torch.maximum(rows, partner) * multiplier + offset < 0  # the top bit of a multiply-add hash
+        rows = torch.where(swap, partner, rows)
+    return rows, present / taken.double()

@@ -1,0 +1,379 @@
+"""train: run an algorithm on a problem over a federation, round by round.
+
+    for record in train(problem, algorithm, federation, rounds=100): ...      # as an iterator, or
+    model = train(problem, algorithm, federation, rounds=100).model           # ask for what you want
+
+Nothing is computed before the first record or result is asked for; asking for a result runs the rounds that are left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsaddle.algorithms.base import Algorithm
+from fedsaddle.clients import BYTES_PER_NUMBER, NobodyAnswered, PhaseTraffic
+from fedsaddle.cohort import Batching
+from fedsaddle.engines import ENGINES
+from fedsaddle.engines.simulation import Simulation
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.federation import Federation
+from fedsaddle.metrics import Split
+from fedsaddle.participation import Full, Participation
+from fedsaddle.problem import FlatModel, ModelProblem, Problem
+from fedsaddle.sampling import SAMPLINGS
+
+if TYPE_CHECKING:
+    import pandas
+    import plotly.graph_objects
+
+Record = dict[str, Any]
+_MAX_LISTED = 1000  # participants named in a record
+
+
+def train(
+    problem: Problem,
+    algorithm: Algorithm,
+    federation: Federation,
+    *,
+    rounds: int,
+    participation: Participation | None = None,
+    batch_size: int | None = 32,
+    sampling: str = "without_replacement",
+    engine: str = "stacked",
+    seed: int = 0,
+    eval_every: int | None = None,
+    device: str = "cpu",
+    dtype: str | torch.dtype = "float32",
+    out: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+) -> Run:
+    """Train; returns a Run to iterate over or to ask for its model, history and plot.
+
+    Args:
+        problem: what is learned: AUC, ERM, QuadraticSaddle, Custom.
+        algorithm: how: CODASCA, CODAPlus, ...
+        federation: over whose data.
+        rounds: communication rounds.
+        participation: who takes part; everybody by default.
+        batch_size: minibatch of each local step; None takes all local samples.
+        sampling: minibatches "without_replacement" (distinct samples) or "with_replacement".
+        engine: "stacked" (fast) or "serial" (one client at a time).
+        seed: of minibatches and participation; the model brings its own initial parameters.
+        eval_every: rounds between evaluations; by default about fifty in a run.
+        device, dtype: where and in what precision it is computed.
+        out: a folder for history.jsonl, result.json and model.safetensors; must not hold a run already.
+        progress: a progress bar on stderr; by default when that is a terminal.
+
+    Example:
+        >>> import fedsaddle as fs
+        >>> clients = fs.quadratic_federation(clients=4, dim_x=5, dim_y=3)
+        >>> run = fs.train(fs.QuadraticSaddle(5, 3), fs.CODASCA(lr=0.05, local_steps=10), clients, rounds=200, dtype="float64")
+        >>> run.metrics["distance"] < 1e-6
+        True
+    """
+    return Run(
+        problem, algorithm, federation, rounds, participation or Full(), Batching(batch_size, sampling), engine, seed,
+        eval_every, torch.device(device), _dtype(dtype), Path(out) if out is not None else None, progress,
+    )  # fmt: skip
+
+
+class Run:
+    """A training run: an iterator over its records, and its result."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        algorithm: Algorithm,
+        federation: Federation,
+        rounds: int,
+        participation: Participation,
+        batching: Batching,
+        engine: str,
+        seed: int,
+        eval_every: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        out: Path | None,
+        progress: bool | None,
+    ) -> None:
+        _require("rounds", rounds >= 1, ">= 1", rounds)
+        _require(
+            "batch_size", batching.size is None or batching.size >= 1, ">= 1 (or None for all)", batching.size
+        )
+        _require(
+            "sampling", batching.sampling in SAMPLINGS, f"one of {', '.join(SAMPLINGS)}", batching.sampling
+        )
+        _require("engine", engine in ENGINES, f"one of {', '.join(ENGINES)}", engine)
+        _require("eval_every", eval_every is None or eval_every >= 1, ">= 1", eval_every)
+        _require("seed", seed >= 0, ">= 0", seed)
+        problem.check(federation)
+        algorithm.check(problem, participation)
+        participation.validate(federation.n_clients)
+        self.algorithm, self.federation, self.rounds, self.seed = algorithm, federation, rounds, seed
+        self.eval_every = eval_every or max(1, rounds // 50)
+        self.clients = Simulation(
+            problem, federation, participation, batching=batching, seed=seed, chunk=ENGINES[engine].chunk, device=device,
+            dtype=dtype,
+        )  # fmt: skip
+        parts = {"train": federation, "valid": federation.valid, "test": federation.test}
+        self._splits = {k: Split(v, device, dtype) for k, v in parts.items() if v is not None}
+        self.config: Record = {
+            "problem": describe(problem),
+            "algorithm": describe(algorithm),
+            "participation": describe(participation),
+            "train": {
+                "rounds": rounds, "batch_size": batching.size, "sampling": batching.sampling, "engine": engine,
+                "seed": seed, "eval_every": self.eval_every, "device": str(device), "dtype": str(dtype).removeprefix("torch."),
+            },
+            "federation": {"clients": federation.n_clients, "samples": federation.n_samples},
+        }  # fmt: skip
+        self.records: list[Record] = []
+        self.state: Any = None
+        self._out, self._progress = out, progress
+        if out is not None and (out / "history.jsonl").exists():
+            raise FedsaddleError(f"{out}: already holds a run; choose another folder")
+        self._rounds = self._go()
+
+    # ---- as an iterator ----------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Record]:
+        """Records of the rounds that are left; those with metrics are evaluated."""
+        return self._rounds
+
+    def finish(self) -> Run:
+        """Run the rounds that are left."""
+        for _ in self._rounds:
+            pass
+        return self
+
+    def _go(self) -> Iterator[Record]:
+        clients, algorithm = self.clients, self.algorithm
+        started = time.perf_counter()
+        clients.problem = problem = clients.problem.prepare(clients)
+        z = problem.init().to(clients.device, clients.dtype).unsqueeze(0)  # [1, d]
+        self.state = algorithm.init(z, problem)
+        clients.remember(algorithm.memory(z, problem))
+        if self._out is not None:
+            self._out.mkdir(parents=True, exist_ok=True)
+        with _Progress(self._progress, type(algorithm).__name__, self.rounds) as bar:
+            yield self._record(0, started, bar)
+            for r in range(self.rounds):
+                clients.begin(r)
+                try:
+                    self.state = algorithm.round(self.state, clients)
+                except NobodyAnswered:
+                    pass  # the round was tried and counted; nothing changes
+                if not torch.isfinite(self.state.z).all():
+                    lr = getattr(algorithm, "lr", None)
+                    raise FedsaddleError(
+                        f"{type(algorithm).__name__}: diverged in round {r + 1}, the iterate is not finite; "
+                        f"lower the step size (lr is {lr})"
+                    )
+                yield self._record(r + 1, started, bar)
+        self._save()
+
+    def _record(self, r: int, started: float, bar: _Progress) -> Record:
+        total = self.clients.traffic.total
+        record: Record = {
+            "round": r,
+            "phases": total.phases,
+            "bytes_down": total.down * BYTES_PER_NUMBER,
+            "bytes_up": total.up * BYTES_PER_NUMBER,
+            "failures": self.clients.failures,
+        }
+        if r > 0:
+            asked = self.clients.asked
+            record["participants"] = len(asked)
+            if len(asked) < self.clients.n_clients and len(asked) <= _MAX_LISTED:
+                record["clients"] = asked
+        if r % self.eval_every == 0 or r == self.rounds:
+            record |= self.clients.problem.metrics(self.state.z, self._splits, self.federation)
+        record["seconds"] = time.perf_counter() - started
+        self.records.append(record)
+        if self._out is not None:
+            with open(self._out / "history.jsonl", "a") as file:
+                file.write(json.dumps(record) + "\n")
+        bar.update(record)
+        return record
+
+    def _save(self) -> None:
+        if self._out is None:
+            return
+        if isinstance(self.problem, ModelProblem):
+            from safetensors.torch import save_file
+
+            weights = {
+                k: v.detach().contiguous().clone()
+                for k, v in self.problem.module(self.state.z).state_dict().items()
+            }
+            save_file(weights, str(self._out / "model.safetensors"))
+        temporary = self._out / "result.json.tmp"
+        temporary.write_text(json.dumps(self.summary(), indent=2) + "\n")
+        os.replace(temporary, self._out / "result.json")
+
+    # ---- the result --------------------------------------------------------------------------------------
+
+    @property
+    def problem(self) -> Problem:
+        """The problem with its constants agreed on."""
+        return self.clients.problem
+
+    @property
+    def z(self) -> Tensor:
+        """The final iterate (x, y) as one flat vector [d]."""
+        z: Tensor = self.finish().state.z
+        return z.squeeze(0)
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained model, as the module that was brought."""
+        z = self.z
+        if not isinstance(self.problem, ModelProblem):
+            raise FedsaddleError(f"{type(self.problem).__name__}: has no model; its solution is run.z")
+        return self.problem.module(z)
+
+    @property
+    def metrics(self) -> Record:
+        """The last evaluation."""
+        record = self.finish().records[-1]
+        return {k: v for k, v in record.items() if k != "clients"}
+
+    @property
+    def history(self) -> pandas.DataFrame:
+        """All evaluated rounds, one row each."""
+        import pandas
+
+        self.finish()
+        rows = [r for r in self.records if r["round"] % self.eval_every == 0 or r["round"] == self.rounds]
+        return pandas.DataFrame(rows).drop(columns="clients", errors="ignore").set_index("round")
+
+    def plot(self) -> plotly.graph_objects.Figure:
+        """The course of the run as a Plotly figure."""
+        from fedsaddle.report import curves
+
+        self.finish()
+        return curves({type(self.algorithm).__name__: self.records})
+
+    def summary(self) -> Record:
+        """What result.json holds: config, final metrics, communication, versions."""
+        from fedsaddle import __version__
+
+        traffic = self.clients.traffic
+        return {
+            "config": self.config,
+            "metrics": {k: v for k, v in self.records[-1].items() if k != "clients"},
+            "clients_evaluated_on": "test"
+            if self.federation.test is not None and self.federation.test.n_clients == self.federation.n_clients
+            else "train",
+            "communication": {
+                "setup": _in_bytes(traffic.setup),
+                "phases": {name: _in_bytes(t) for name, t in traffic.by_phase.items()},
+            },
+            "client_names": list(self.federation.names[:_MAX_LISTED]),
+            "class_counts": _class_counts(self.federation),
+            "versions": {"fedsaddle": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        }  # fmt: skip
+
+
+def describe(thing: Any) -> Record:
+    """A frozen dataclass as its name and hyper-parameters, for result.json and reports."""
+    assert is_dataclass(thing)
+    out: Record = {"name": type(thing).__name__}
+    for f in fields(thing):
+        value = getattr(thing, f.name)
+        if isinstance(value, FlatModel):
+            value = f"{type(value.module).__name__}, {value.n} parameters"
+        elif not isinstance(value, (str, int, float, bool, list, tuple, type(None))):
+            value = getattr(value, "__name__", type(value).__name__)
+        out[f.name] = value
+    return out
+
+
+def _in_bytes(t: PhaseTraffic) -> Record:
+    return {"phases": t.phases, "bytes_down": t.down * BYTES_PER_NUMBER, "bytes_up": t.up * BYTES_PER_NUMBER}
+
+
+def _class_counts(federation: Federation) -> list[list[int]] | None:
+    if (
+        "y" not in federation.data
+        or federation.data["y"].is_floating_point()
+        or federation.n_clients > _MAX_LISTED
+    ):
+        return None
+    counts: list[list[int]] = federation.class_counts().tolist()
+    return counts
+
+
+def _dtype(name: str | torch.dtype) -> torch.dtype:
+    known = {"float32": torch.float32, "float64": torch.float64}
+    if isinstance(name, torch.dtype):
+        name = str(name).removeprefix("torch.")
+    if name not in known:
+        raise FedsaddleError(f"train: dtype must be float32 or float64, got {name}")
+    return known[name]
+
+
+def _require(name: str, ok: bool, rule: str, value: Any) -> None:
+    if not ok:
+        raise FedsaddleError(f"train: {name} must be {rule}, got {value}")
+
+
+class _Progress:
+    """A progress bar with rounds a second, the leading metric and bytes; nothing when it is off."""
+
+    def __init__(self, show: bool | None, title: str, rounds: int) -> None:
+        self.bar: Any = None
+        if not (sys.stderr.isatty() if show is None else show):
+            return
+        from rich import progress
+        from rich.console import Console
+
+        self.bar = progress.Progress(
+            progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[note]}"), progress.TimeRemainingColumn(), console=Console(stderr=True),
+            redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+        self.task = self.bar.add_task(title, total=rounds, note="")
+        self.note = ""
+
+    def __enter__(self) -> _Progress:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def update(self, record: Record) -> None:
+        if self.bar is None:
+            return
+        for name in ("auc", "train_auc", "accuracy", "distance", "field_norm"):
+            if name in record:
+                self.note = f"{name} {record[name]:.4g}"
+                break
+        rate = record["round"] / max(record["seconds"], 1e-9)
+        moved = human_bytes(record["bytes_down"] + record["bytes_up"])
+        self.bar.update(
+            self.task, completed=record["round"], note=f"{rate:.1f} rounds/s  {self.note}  {moved}"
+        )
+
+
+def human_bytes(n: float) -> str:
+    """1234567 -> '1.2 MB'."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 1000:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"

@@ -1,0 +1,486 @@
+"""What the correctness tests share: small federations, a hand-driven run, the table of algorithms, source mutations.
+
+`CASES` is the one table. A row is an algorithm of the library on a small problem together with its NumPy reference;
+it gets the reference check on both engines, the relations and the mutations' checks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedsaddle.algorithms import (
+    CODA,
+    CODASCA,
+    NPA,
+    SCAFFOLD,
+    Algorithm,
+    CODAPlus,
+    FedAvg,
+    FedProx,
+    LocalSGDA,
+    PublishedCODASCA,
+)
+from fedsaddle.clients import Clients, NobodyAnswered
+from fedsaddle.cohort import Batching
+from fedsaddle.engines.simulation import Simulation
+from fedsaddle.federation import Federation
+from fedsaddle.participation import Full, Participation, Uniform
+from fedsaddle.problem import Problem
+from fedsaddle.problems import AUC, ERM, QuadraticSaddle
+from tests.reference import algorithms as ref
+from tests.reference import problems as refproblems
+from tests.reference import sampling as refsampling
+
+SEED = 7
+STACKED, SERIAL = None, 1  # the two engines, as `chunk`
+
+# ---------------------------------------------------------------------------------------------- federations
+
+
+def federation(*clients: dict[str, np.ndarray]) -> Federation:
+    """A federation of these clients, in this order."""
+    fields = {k: torch.from_numpy(np.concatenate([c[k] for c in clients])) for k in clients[0]}
+    sizes = [len(next(iter(c.values()))) for c in clients]
+    offsets = torch.tensor(np.concatenate([[0], np.cumsum(sizes)]))
+    return Federation(fields, offsets, tuple(f"client {i}" for i in range(len(clients))))
+
+
+def clients_of(fed: Federation) -> list[dict[str, np.ndarray]]:
+    return [{k: v.numpy() for k, v in fed.client(i).items()} for i in range(fed.n_clients)]
+
+
+SIZES = (9, 3, 14, 6, 5, 11)  # client 1 is smaller than the minibatch of 4
+FEATURES = 3
+
+
+@cache
+def binary(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Federation:
+    """Two classes, unequal sizes; client 3 has only positives, client 4 only negatives."""
+    rng = np.random.default_rng([11, seed])
+    clients = []
+    for k, n in enumerate(sizes):
+        y = (rng.random(n) < (0.25, 0.5, 0.2, 1.0, 0.0, 0.4)[k % 6]).astype(np.int64)
+        if k % 6 not in (3, 4):
+            y[:2] = (1, 0)
+        x = rng.normal(size=(n, FEATURES)) + 0.6 * y[:, None] + 0.5 * rng.normal(size=FEATURES)
+        clients.append({"x": x, "y": y})
+    return federation(*clients)
+
+
+@cache
+def three_classes() -> Federation:
+    rng = np.random.default_rng(12)
+    return federation(
+        *({"x": rng.normal(size=(n, FEATURES)), "y": rng.integers(0, 3, n)} for k, n in enumerate(SIZES))
+    )
+
+
+@cache
+def regression() -> Federation:
+    rng = np.random.default_rng(13)
+    return federation(
+        *({"x": rng.normal(size=(n, FEATURES)) + k / 5, "y": rng.normal(size=n) + k} for k, n in enumerate(SIZES))
+    )
+
+
+@cache
+def quadratics() -> Federation:
+    """Clients with 1 to 4 different quadratics each."""
+    rng = np.random.default_rng(14)
+
+    def definite(m: int, n: int) -> np.ndarray:
+        M = rng.normal(size=(m, n, n))
+        return M @ M.transpose(0, 2, 1) / n + 0.5 * np.eye(n)
+
+    return federation(
+        *(
+            {
+                "A": definite(m, 3),
+                "B": rng.normal(size=(m, 3, 2)),
+                "C": definite(m, 2),
+                "a": rng.normal(size=(m, 3)),
+                "b": rng.normal(size=(m, 2)),
+            }
+            for m in (3, 1, 4, 2, 4)
+        )
+    )
+
+
+# --------------------------------------------------------------------------------- problems and their references
+
+
+class Twin(NamedTuple):
+    """A problem of the library and what the reference needs to know of it."""
+
+    problem: Callable[[], Problem]
+    data: Callable[[], Federation]
+    n_x: int
+    n_y: int
+    field: Callable[..., np.ndarray]  # (z, one client's samples of the minibatch, weights, all clients) -> field
+    project: Callable[[np.ndarray], np.ndarray] = ref.identity
+    scale: float = 0.5  # spread of the start point
+    start: tuple[float, ...] = ()  # its last entries, where they matter
+
+    def z0(self) -> np.ndarray:
+        z = self.scale * np.random.default_rng(15).normal(size=self.n_x + self.n_y)
+        if self.start:
+            z[-len(self.start) :] = self.start
+        return z
+
+
+def _linear(outputs: int = 1) -> torch.nn.Module:
+    return torch.nn.Linear(FEATURES, outputs)
+
+
+def _auc(z: np.ndarray, s: dict, w: list, clients: list) -> np.ndarray:
+    return refproblems.auc_field(z, s["x"], s["y"], w, refproblems.client_mean_p([c["y"] for c in clients]))
+
+
+def _auc_pooled(z: np.ndarray, s: dict, w: list, clients: list) -> np.ndarray:
+    return refproblems.auc_field(z, s["x"], s["y"], w, refproblems.pooled_p([c["y"] for c in clients]))
+
+
+def _auc_margin(z: np.ndarray, s: dict, w: list, clients: list) -> np.ndarray:
+    p = refproblems.client_mean_p([c["y"] for c in clients])
+    return refproblems.auc_margin_field(z, s["x"], s["y"], w, p, 0.8)
+
+
+def _logistic(z: np.ndarray, s: dict, w: list, clients: list) -> np.ndarray:
+    return refproblems.logistic_field(z, s["x"], np.where(s["y"] == 1, 1, -1), w)
+
+
+def _softmax(z: np.ndarray, s: dict, w: list, clients: list) -> np.ndarray:
+    return refproblems.softmax_field(z, s["x"], s["y"], w, 3)
+
+
+def _squared(z: np.ndarray, s: dict, w: list, clients: list) -> np.ndarray:
+    return refproblems.squared_field(z, s["x"], s["y"], w)
+
+
+def _quadratic(z: np.ndarray, s: dict, w: list, clients: list) -> np.ndarray:
+    return sum(
+        w[i] * refproblems.quadratic_field(z, *(s[f][i] for f in ("A", "B", "C", "a", "b")))
+        for i in range(len(w))
+    )
+
+
+TWINS: dict[str, Twin] = {
+    "auc": Twin(lambda: AUC(_linear()), binary, FEATURES + 3, 1, _auc),
+    "auc_pooled": Twin(lambda: AUC(_linear(), p="pooled"), binary, FEATURES + 3, 1, _auc_pooled),
+    "auc_margin": Twin(  # starts where the dual's bound A >= 0 is active for some rounds
+        lambda: AUC(_linear(), dual="margin", margin=0.8),
+        binary,
+        FEATURES + 3,
+        1,
+        _auc_margin,
+        refproblems.auc_margin_project,
+        start=(1.5, -0.5, 0.2),
+    ),
+    "logistic": Twin(lambda: ERM(_linear(), loss="logistic"), binary, FEATURES + 1, 0, _logistic),
+    "cross_entropy": Twin(
+        lambda: ERM(_linear(3), loss="cross_entropy"), three_classes, 3 * FEATURES + 3, 0, _softmax
+    ),
+    "squared": Twin(lambda: ERM(_linear(), loss="squared"), regression, FEATURES + 1, 0, _squared),
+    "quadratic": Twin(lambda: QuadraticSaddle(3, 2), quadratics, 3, 2, _quadratic),
+}
+
+
+# ------------------------------------------------------------------------------------------------------ a run
+
+
+class Run(NamedTuple):
+    z: np.ndarray  # the server's iterate after every round [R, d]
+    states: list[Any]
+    clients: Clients
+
+
+def connect(
+    problem: Problem,
+    fed: Federation,
+    *,
+    participation: Participation = Full(),
+    batching: Batching = Batching(4),
+    chunk: int | None = STACKED,
+    seed: int = SEED,
+    dtype: torch.dtype = torch.float64,
+) -> Simulation:
+    """An engine with the problem's constants agreed on."""
+    clients = Simulation(
+        problem, fed, participation, batching=batching, seed=seed, chunk=chunk, dtype=dtype, device="cpu"
+    )
+    clients.problem = clients.problem.prepare(clients)
+    return clients
+
+
+def drive(
+    algorithm: Algorithm,
+    problem: Problem,
+    fed: Federation,
+    rounds: int,
+    *,
+    start: np.ndarray | None = None,
+    after: Callable[[Any, Clients], Any] | None = None,
+    **connection: Any,
+) -> Run:
+    """Run an algorithm round by round; `after(state, clients)` may look at or replace the state between rounds."""
+    clients = connect(problem, fed, **connection)
+    z = clients.problem.init() if start is None else torch.from_numpy(start.copy())
+    z = z.to(clients.dtype).unsqueeze(0)
+    s = algorithm.init(z, clients.problem)
+    clients.remember(algorithm.memory(z, clients.problem))
+    states = []
+    for r in range(rounds):
+        clients.begin(r)
+        with contextlib.suppress(NobodyAnswered):
+            s = algorithm.round(s, clients)
+        if after is not None:
+            s = after(s, clients) or s
+        states.append(s)
+    return Run(torch.cat([s.z for s in states]).numpy(), states, clients)
+
+
+# -------------------------------------------------------------------------------------------- the one table
+
+
+class Case(NamedTuple):
+    """An algorithm, its problem (a key of TWINS) and its reference."""
+
+    algorithm: Algorithm
+    twin: str
+    reference: Callable[..., Any]
+    batching: Batching = Batching(4)
+    participation: Participation = Full()
+    rounds: int = 30
+
+
+SERVER = dict(lr=0.1, local_steps=3)
+STAGES = dict(lr=0.15, local_steps=3, gamma=0.2, stage_rounds=4, lr_decay=0.7, interval_growth=1.3, stage_growth=1.5)
+REPLACE = Batching(4, "with_replacement")
+FULL = Batching(None)
+SOME = Uniform(4)  # of 6 (5 in the quadratic)
+
+CASES: dict[str, Case] = {
+    # Local SGDA, FedAvg, FedProx, SCAFFOLD
+    "local_sgda": Case(LocalSGDA(lr=0.1, lr_dual=0.3, local_steps=3, server_lr=1.3), "auc", ref.local_sgda),
+    "local_sgda-quadratic": Case(LocalSGDA(lr=0.1, lr_dual=0.05, local_steps=3), "quadratic", ref.local_sgda, Batching(2)),
+    "local_sgda-pooled-with_replacement": Case(LocalSGDA(**SERVER), "auc_pooled", ref.local_sgda, REPLACE),
+    "local_sgda-margin": Case(LocalSGDA(lr=0.1, lr_dual=0.2, local_steps=3), "auc_margin", ref.local_sgda),
+    "local_sgda-clients_twice": Case(
+        LocalSGDA(**SERVER), "auc", ref.local_sgda, participation=Uniform(5, replacement=True)
+    ),
+    "fedavg": Case(FedAvg(**SERVER), "logistic", ref.fedavg),
+    "fedavg-samples": Case(FedAvg(**SERVER, weights="samples", server_lr=0.8), "logistic", ref.fedavg),
+    "fedavg-cross_entropy": Case(FedAvg(**SERVER), "cross_entropy", ref.fedavg, REPLACE),
+    "fedavg-squared": Case(FedAvg(**SERVER, weights="samples"), "squared", ref.fedavg, FULL),
+    "fedavg-samples-some": Case(FedAvg(**SERVER, weights="samples"), "squared", ref.fedavg, participation=SOME),
+    "fedprox": Case(FedProx(**SERVER, mu=0.7), "logistic", ref.fedprox),
+    "fedprox-samples": Case(FedProx(**SERVER, mu=0.7, weights="samples", server_lr=1.2), "squared", ref.fedprox),
+    "scaffold": Case(SCAFFOLD(**SERVER), "logistic", ref.scaffold),
+    "scaffold-auc": Case(SCAFFOLD(**SERVER, server_lr=0.9), "auc", ref.scaffold),
+    "scaffold-some": Case(SCAFFOLD(**SERVER, server_lr=1.1), "cross_entropy", ref.scaffold, participation=SOME),
+    "scaffold-quadratic": Case(SCAFFOLD(**SERVER), "quadratic", ref.scaffold, Batching(2)),
+    # NPA, CODA, CODA+
+    "npa": Case(NPA(lr=0.2, gamma=0.2, stage_rounds=6, stage_growth=1.5, lr_decay=0.5), "auc", ref.npa),
+    "npa-last": Case(NPA(lr=0.2, gamma=0.2, stage_rounds=6, output="last"), "quadratic", ref.npa, Batching(2)),
+    "coda": Case(CODA(**STAGES, dual_samples=5), "auc", ref.coda),
+    "coda-last-some": Case(
+        CODA(**STAGES, dual_samples=100, output="last"), "auc", ref.coda, participation=Uniform(5)
+    ),
+    "coda_plus": Case(CODAPlus(**STAGES), "auc", ref.coda_plus),
+    "coda_plus-rounds": Case(CODAPlus(**STAGES, output="rounds"), "auc", ref.coda_plus),
+    "coda_plus-random": Case(CODAPlus(**STAGES, output="random"), "auc", ref.coda_plus),
+    "coda_plus-last": Case(CODAPlus(**STAGES, output="last"), "auc", ref.coda_plus, REPLACE),
+    "coda_plus-some": Case(CODAPlus(**STAGES), "auc", ref.coda_plus, participation=SOME),
+    "coda_plus-quadratic": Case(CODAPlus(**STAGES), "quadratic", ref.coda_plus, Batching(2)),
+    "coda_plus-one_stage": Case(CODAPlus(lr=0.1, local_steps=4, gamma=0.3), "auc", ref.coda_plus),
+    # CODASCA
+    "codasca": Case(CODASCA(**STAGES), "auc", ref.codasca),
+    "codasca-rounds": Case(CODASCA(**STAGES, output="rounds", server_lr=1.2), "auc", ref.codasca),
+    "codasca-last": Case(CODASCA(**STAGES, output="last", server_lr=0.8), "auc", ref.codasca),
+    "codasca-kept": Case(CODASCA(**STAGES, reset_variates=False), "auc", ref.codasca, REPLACE),
+    "codasca-some": Case(CODASCA(**STAGES, server_lr=1.1), "auc", ref.codasca, participation=SOME),
+    "codasca-some-kept": Case(
+        CODASCA(**STAGES, reset_variates=False, output="rounds"), "auc", ref.codasca, participation=SOME
+    ),
+    "codasca-failures": Case(
+        CODASCA(**STAGES, output="last"), "auc", ref.codasca, participation=Uniform(5, failure=0.3)
+    ),
+    "codasca-quadratic": Case(CODASCA(**STAGES), "quadratic", ref.codasca, Batching(2)),
+    "codasca-margin": Case(CODASCA(**STAGES), "auc_margin", ref.codasca),
+    "codasca-full_batch": Case(CODASCA(**STAGES), "auc_pooled", ref.codasca, FULL),
+    "published": Case(
+        PublishedCODASCA(lr=0.1, local_steps=4, gamma=0.5, stage_rounds=7, lr_decay=0.6, clip=0.4, weight_decay=0.05),
+        "auc_margin",
+        ref.codasca_as_published,
+    ),
+    "published-some": Case(
+        PublishedCODASCA(lr=0.1, local_steps=4, gamma=0.5, stage_rounds=5, weight_decay=0.05, centre_noise=0.5),
+        "auc_margin",
+        ref.codasca_as_published,
+        participation=Uniform(3),
+    ),
+    "published-gradient": Case(
+        PublishedCODASCA(lr=0.1, local_steps=4, gamma=0.5, stage_rounds=7, clip=0.3), "auc", ref.codasca_as_published
+    ),
+}
+
+
+# --------------------------------------------------------------------------------------- the reference's run
+
+
+@lru_cache(maxsize=None)
+def minibatch(round: int, phase: int, step: int, client: int, n: int, batching: Batching) -> tuple[list, list]:
+    return refsampling.minibatch(
+        SEED, round, phase, step, client, n, batching.size, batching.sampling == "with_replacement"
+    )
+
+
+def participants(case: Case, n: int) -> Callable[[int], list[int]]:
+    def who(r: int) -> list[int]:
+        draw = case.participation.draw(n, SEED, r)
+        return np.repeat(draw.ids, draw.counts)[np.repeat(draw.answered, draw.counts)].tolist()
+
+    return who
+
+
+@cache
+def reference(name: str) -> np.ndarray:
+    """The NumPy reference's trajectory of a case [R, d]."""
+    case = CASES[name]
+    out = case.reference(**reference_arguments(case))
+    return np.array(out[0] if isinstance(out, tuple) else out)
+
+
+def reference_arguments(case: Case) -> dict[str, Any]:
+    """The reference's arguments, by name from the algorithm's hyper-parameters; the rest is spelled out here."""
+    twin, alg = TWINS[case.twin], case.algorithm
+    clients = clients_of(twin.data())
+    N = len(clients)
+    who = participants(case, N)
+
+    def field(k: int, z: np.ndarray, r: int, t: int) -> np.ndarray:
+        rows, w = minibatch(r, 0, t, k, len(next(iter(clients[k].values()))), case.batching)
+        return twin.field(z, {f: v[rows] for f, v in clients[k].items()}, w, clients)
+
+    accepted = set(inspect.signature(case.reference).parameters)
+    if "options" in accepted:
+        accepted |= set(inspect.signature(ref.coda_plus).parameters) - {"local_steps"}
+    arguments = {
+        f.name: getattr(alg, f.name) for f in dataclasses.fields(alg) if f.name in accepted - {"options"}
+    }
+    if "lr_dual" in arguments and arguments["lr_dual"] is None:
+        arguments["lr_dual"] = alg.lr
+    if "weights" in arguments:
+        sizes = [len(next(iter(c.values()))) for c in clients]
+        arguments["weights"] = sizes if alg.weights == "samples" else None
+    if "pick" in accepted:
+        schedule = [getattr(alg, f) for f in ("lr", "local_steps", "stage_rounds", "lr_decay")]
+        plan = ref.stage_plan(case.rounds, *schedule, alg.interval_growth, alg.stage_growth)
+        first = {p["stage"]: r for r, p in reversed(list(enumerate(plan)))}
+        arguments["pick"] = lambda s, R: refsampling.server_integer(SEED, first[s], R)
+    if case.reference is ref.coda:
+
+        def dual(s: int, r: int, z: np.ndarray) -> float:
+            scores, labels = [], []
+            for k in who(r):
+                rows, _ = minibatch(r, 1, 0, k, len(clients[k]["y"]), Batching(alg.dual_samples))
+                x, y = clients[k]["x"][rows], clients[k]["y"][rows]
+                scores.append([refproblems.score(z[:-4], z[-4], x_i) for x_i in x])
+                labels.append(y)
+            return ref.coda_auc_dual(scores, labels)
+
+        arguments["dual"] = dual
+    if "v_ref0" in accepted:  # the noise itself is the library's choice
+        z = torch.zeros(1, twin.n_x + twin.n_y, dtype=torch.float64)
+        arguments["v_ref0"] = alg.memory(z, twin.problem()).v_ref[0].numpy()
+    return dict(
+        field=field,
+        who=who,
+        N=N,
+        z0=twin.z0(),
+        n_x=twin.n_x,
+        rounds=case.rounds,
+        project=twin.project,
+        **arguments,
+    )
+
+
+def library(name: str, chunk: int | None = STACKED) -> Run:
+    """The library's run of a case."""
+    case = CASES[name]
+    twin = TWINS[case.twin]
+    return drive(
+        case.algorithm,
+        twin.problem(),
+        twin.data(),
+        case.rounds,
+        start=twin.z0(),
+        participation=case.participation,
+        batching=case.batching,
+        chunk=chunk,
+    )
+
+
+def agrees(name: str, chunk: int | None = STACKED) -> None:
+    """Check: the library's trajectory is the reference's, to 1e-10."""
+    expected, got = reference(name), library(name, chunk).z
+    assert np.abs(expected).max() < 50, "the case must not diverge"
+    assert np.abs(np.diff(expected, axis=0)).max() > 1e-3, "the case must move"
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10)
+
+
+# -------------------------------------------------------------------------------------------------- mutations
+
+
+def _functions(module: types.ModuleType) -> Iterator[types.FunctionType]:
+    def unwrap(value: Any) -> Any:
+        if isinstance(value, property):
+            return value.fget
+        return getattr(value, "__func__", value)
+
+    owned = [v for v in vars(module).values() if getattr(v, "__module__", None) == module.__name__]
+    members = [unwrap(v) for owner in owned if inspect.isclass(owner) for v in vars(owner).values()]
+    for value in (*owned, *members):
+        if isinstance(value, types.FunctionType):
+            yield value
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            yield part
+            yield from _codes(part)
+
+
+@contextlib.contextmanager
+def mutated(module: types.ModuleType, old: str, new: str) -> Iterator[None]:
+    """Replace `old`, which occurs once in the module's source, and swap in the functions' changed code."""
+    source = inspect.getsource(module)
+    occurrences = source.count(old)
+    assert occurrences == 1, f"{old!r} occurs {occurrences} times in {module.__name__}: rewrite the mutation"
+    changed = {c.co_qualname: c for c in _codes(compile(source.replace(old, new), str(module.__file__), "exec"))}
+    originals = {f: f.__code__ for f in _functions(module)}
+    line = source[: source.index(old)].count("\n") + 1
+    hit = [f for f, c in originals.items() if c.co_firstlineno <= line <= _last_line(c)]
+    assert hit, f"{old!r} lies in no function of {module.__name__}"
+    try:
+        for f in hit:
+            f.__code__ = changed[f.__code__.co_qualname]
+        yield
+    finally:
+        for f in hit:
+            f.__code__ = originals[f]
+
+
+def _last_line(code: types.CodeType) -> int:
+    own = max(line for _, _, line in code.co_lines() if line is not None)
+    return max([own, *(_last_line(c) for c in code.co_consts if isinstance(c, types.CodeType))])
