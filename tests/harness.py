@@ -33,9 +33,9 @@ from fedsaddle.clients import Clients, NobodyAnswered
 from fedsaddle.cohort import Batching
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.federation import Federation
-from fedsaddle.participation import Full, Participation, Uniform
+from fedsaddle.participation import Draw, Full, Participation, Uniform
 from fedsaddle.problem import Problem
-from fedsaddle.problems import AUC, ERM, QuadraticSaddle
+from fedsaddle.problems import AUC, ERM, QuadraticSaddle, quadratic_federation
 from tests.reference import algorithms as ref
 from tests.reference import problems as refproblems
 from tests.reference import sampling as refsampling
@@ -263,7 +263,7 @@ class Case(NamedTuple):
 
 
 SERVER = dict(lr=0.1, local_steps=3)
-STAGES = dict(lr=0.15, local_steps=3, gamma=0.2, stage_rounds=4, lr_decay=0.7, interval_growth=1.3, stage_growth=1.5)
+STAGES = dict(lr=0.15, local_steps=2, gamma=0.2, stage_rounds=4, lr_decay=0.7, interval_growth=1.3, stage_growth=1.5)
 REPLACE = Batching(4, "with_replacement")
 FULL = Batching(None)
 SOME = Uniform(4)  # of 6 (5 in the quadratic)
@@ -484,3 +484,55 @@ def mutated(module: types.ModuleType, old: str, new: str) -> Iterator[None]:
 def _last_line(code: types.CodeType) -> int:
     own = max(line for _, _, line in code.co_lines() if line is not None)
     return max([own, *(_last_line(c) for c in code.co_consts if isinstance(c, types.CodeType))])
+
+
+# -------------------------------------------------------------------------------------------- shared checks
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(Participation):
+    """Always these clients, of whom those in `silent` do not answer."""
+
+    ids: tuple[int, ...] = ()
+    silent: tuple[int, ...] = ()
+
+    def ask(self, n: int, seed: int, round: int, draw: int) -> np.ndarray:
+        return np.array(self.ids, dtype=np.int64)
+
+    def draw(self, n: int, seed: int, round: int, draw: int = 0) -> Draw:
+        out = super().draw(n, seed, round, draw)
+        return out._replace(answered=~np.isin(out.ids, self.silent))
+
+
+def distance_to_saddle(algorithm: Algorithm, rounds: int = 60) -> float:
+    """How far full-batch runs on a heterogeneous quadratic end from the known saddle point."""
+    fed, problem = quadratic_federation(4, 4, 3, heterogeneity=1.0, seed=1), QuadraticSaddle(4, 3)
+    clients = [tuple(c[f][0] for f in problem.fields) for c in clients_of(fed)]
+    saddle = refproblems.quadratic_saddle(clients)
+    return float(np.abs(drive(algorithm, problem, fed, rounds, batching=FULL).z[-1] - saddle).max())
+
+
+def corrected(algorithm: Algorithm) -> Callable[[], None]:
+    """Check: with control variates ten local steps a round reach the saddle."""
+
+    def check() -> None:
+        assert distance_to_saddle(algorithm) < 1e-12
+
+    return check
+
+
+def best_pairwise(fed: Federation) -> np.ndarray:
+    """The w that minimises E[(1 - w'(x - x'))^2 | x positive, x' negative] when clients weigh equally."""
+    clients = clients_of(fed)
+    x = np.concatenate([c["x"] for c in clients])
+    y = np.concatenate([c["y"] for c in clients])
+    weight = np.concatenate([np.full(len(c["y"]), 1 / len(c["y"])) for c in clients])
+    pairs = [(i, j) for i in range(len(y)) for j in range(len(y)) if y[i] == 1 and y[j] != 1]
+    gram = sum(weight[i] * weight[j] * np.outer(x[i] - x[j], x[i] - x[j]) for i, j in pairs)
+    return np.linalg.solve(gram, sum(weight[i] * weight[j] * (x[i] - x[j]) for i, j in pairs))
+
+
+def auc_reaches_best_pairwise() -> None:
+    """Check: the min-max form of AUC, solved by CODASCA, gives the best linear scorer of the pairwise square loss."""
+    run = drive(CODASCA(lr=0.2, local_steps=10), AUC(_linear()), binary(), 200, batching=FULL)
+    np.testing.assert_allclose(run.z[-1][:FEATURES], best_pairwise(binary()), rtol=0, atol=1e-11)

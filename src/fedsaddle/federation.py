@@ -364,14 +364,12 @@ class Federation:
         names = [_stem(file) for file in files]
         for i, name in enumerate(names):
             if name in names[:i]:
-                twins = f"{files[names.index(name)]} and {file_name(files[i])}"
+                twins = f"{files[names.index(name)]} and {files[i]}"
                 raise FedsaddleError(f"two files name the client {name!r} ({twins}): rename one of them")
         tables = [_read_file(file, label) for file in files]
         columns = _agree(files, tables)
         for file, (x, _, _) in zip(files, tables, strict=True):
-            if len(x) == 0:
-                raise FedsaddleError(f"{file} has no rows: remove it from the federation")
-            _check_finite(torch.as_tensor(x), f"{file_name(file)}: x", columns)
+            _check_finite(_tensor(x, f"{file.name}: x"), f"{file.name}: x", columns)
         y = None if tables[0][1] is None else np.concatenate([_column(t[1], "y") for t in tables])
         sizes = [len(x) for x, _, _ in tables]
         parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
@@ -448,11 +446,6 @@ def optional_import(module: str, purpose: str, extra: str = "") -> Any:
     except ImportError as error:
         package = f"fedsaddle[{extra}]" if extra else module.split(".")[0]
         raise FedsaddleError(f"{purpose} needs {module.split('.')[0]}: pip install '{package}'") from error
-
-
-def file_name(path: str | os.PathLike[str]) -> str:
-    """The last part of a path, for messages."""
-    return Path(path).name
 
 
 def _short(values: Iterable[Any], most: int = 8) -> str:
@@ -825,6 +818,8 @@ def _read_file(file: Path, label: str | None) -> tuple[Array, Any, tuple[str, ..
         )
     if label not in frame.columns:
         raise FedsaddleError(f"{file} has no column {label!r}: it has {_short(frame.columns)}")
+    if len(frame) == 0:
+        raise FedsaddleError(f"{file} has no rows: remove it from the federation")
     try:
         features = frame.drop(columns=[label])
         return _numeric_frame(features), frame[label], tuple(map(str, features.columns))

@@ -6,6 +6,7 @@ The loss of a min-max problem is no measure of progress; these are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,13 @@ from fedsaddle.federation import Federation
 from fedsaddle.problem import Batch, ModelProblem, Problem
 
 _NUMBERS_AT_ONCE = 1 << 23
+
+
+class Evaluation(NamedTuple):
+    """Measures of progress at one iterate."""
+
+    values: dict[str, float]
+    by_client: dict[str, list[float]] = {}  # noqa: RUF012  never written to; NaN where a client has no value
 
 
 def auc(scores: Tensor, positive: Tensor) -> float:
@@ -55,7 +63,9 @@ def clients_split(splits: Mapping[str, Split]) -> Split:
     return test if test is not None and len(test.offsets) == len(splits["train"].offsets) else splits["train"]
 
 
-def ranking(problem: ModelProblem, z: Tensor, splits: Mapping[str, Split], positive: int) -> dict[str, float]:
+def ranking(
+    problem: ModelProblem, z: Tensor, splits: Mapping[str, Split], positive: int
+) -> tuple[dict[str, float], list[float]]:
     """AUC of the pooled test and validation data (of the training data without), and AUC client by client."""
     out: dict[str, float] = {}
     scored = {k: problem.all_scores(z, s) for k, s in splits.items() if k != "train" or "test" not in splits}
@@ -68,7 +78,7 @@ def ranking(problem: ModelProblem, z: Tensor, splits: Mapping[str, Split], posit
     values = [auc(s, y) for s, y in pairs]
     out |= spread(values, "auc")
     out["single_class_clients"] = sum(v != v for v in values)
-    return out
+    return out, values
 
 
 class Split:

@@ -54,9 +54,8 @@ def sorted_share(
     rest = np.sort(shuffled[cut:])
     rest = rest[np.argsort(codes[rest], kind="stable")]
     owner = _deal(rest, len(codes), clients)
-    owner[shuffled[:cut]] = (clients - 1) - _deal(
-        np.arange(cut), cut, clients
-    )  # odd rows go where shards are short
+    # odd rows go where shards are short, so that no client is empty
+    owner[shuffled[:cut]] = (clients - 1) - _deal(np.arange(cut), cut, clients)
     return _by_owner(owner, clients)
 
 

@@ -1,4 +1,4 @@
-"""Randomness as a function: minibatches are a hash of (seed, round, phase, step, client, slot), not the state of a generator.
+"""Randomness as a function: a minibatch is a hash of (seed, round, phase, step, client, slot), not a generator's state.
 
 Every engine therefore sees the same minibatches, whatever its chunking, and a resumed run continues exactly. The hash is
 splitmix64's finaliser in wrapping 64-bit integer arithmetic, as tensors on any device or as Python integers:
@@ -89,12 +89,17 @@ def minibatches(
         return _below(_absorb(h, slot), n), weights
     taken = n.clamp(max=batch_size)
     present = slot < taken  # [S, B]
-    rows = torch.where(present, slot, 0).expand(len(steps), -1, -1)
-    rounds = _absorb(h, torch.arange(_SHUFFLE_ROUNDS, device=device).view(-1, 1, 1, 1))  # [24, T, S, 1]
-    keys = zip(_below(rounds, n), _absorb(rounds, 0) | 1, _absorb(rounds, 1), strict=True)
-    for pivot, multiplier, offset in keys:
+    keys = _absorb(h, torch.arange(_SHUFFLE_ROUNDS, device=device).view(-1, 1, 1, 1))  # [24, T, S, 1]
+    pivots, multipliers, offsets = (
+        k.int() for k in (_below(keys, n), _absorb(keys, 0) | 1, _absorb(keys, 1))
+    )
+    rows, n_32 = (slot * present).int().repeat(len(steps), 1, 1), n.int()
+    # 32-bit words and sign masks (x >> 31 is -1 or 0): comparisons and `where` are many times slower on a CPU
+    for pivot, multiplier, offset in zip(pivots, multipliers, offsets, strict=True):
         partner = pivot - rows
-        partner = torch.where(partner < 0, partner + n, partner)
-        swap = torch.maximum(rows, partner) * multiplier + offset < 0  # the top bit of a multiply-add hash
-        rows = torch.where(swap, partner, rows)
-    return rows, present / taken.double()
+        partner += (partner >> 31) & n_32  # modulo n
+        swap = (
+            torch.maximum(rows, partner).mul_(multiplier).add_(offset) >> 31
+        )  # the top bit of a multiply-add hash
+        rows ^= (rows ^ partner) & swap
+    return rows.long(), present / taken.double()

@@ -14,6 +14,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,8 @@ def train(
     Example:
         >>> import fedsaddle as fs
         >>> clients = fs.quadratic_federation(clients=4, dim_x=5, dim_y=3)
-        >>> run = fs.train(fs.QuadraticSaddle(5, 3), fs.CODASCA(lr=0.05, local_steps=10), clients, rounds=200, dtype="float64")
+        >>> codasca = fs.CODASCA(lr=0.05, local_steps=10)
+        >>> run = fs.train(fs.QuadraticSaddle(5, 3), codasca, clients, rounds=200, dtype="float64")
         >>> run.metrics["distance"] < 1e-6
         True
     """
@@ -133,14 +135,21 @@ class Run:
             "algorithm": describe(algorithm),
             "participation": describe(participation),
             "train": {
-                "rounds": rounds, "batch_size": batching.size, "sampling": batching.sampling, "engine": engine,
-                "seed": seed, "eval_every": self.eval_every, "device": str(device), "dtype": str(dtype).removeprefix("torch."),
+                "rounds": rounds,
+                "batch_size": batching.size,
+                "sampling": batching.sampling,
+                "engine": engine,
+                "seed": seed,
+                "eval_every": self.eval_every,
+                "device": str(device),
+                "dtype": str(dtype).removeprefix("torch."),
             },
             "federation": {"clients": federation.n_clients, "samples": federation.n_samples},
-        }  # fmt: skip
+        }
         self.records: list[Record] = []
         self.state: Any = None
-        self._out, self._progress = out, progress
+        self.by_client: dict[str, list[float]] = {}  # last evaluation, client by client; NaN where undefined
+        self.out, self._progress = out, progress
         if out is not None and (out / "history.jsonl").exists():
             raise FedsaddleError(f"{out}: already holds a run; choose another folder")
         self._rounds = self._go()
@@ -164,16 +173,14 @@ class Run:
         z = problem.init().to(clients.device, clients.dtype).unsqueeze(0)  # [1, d]
         self.state = algorithm.init(z, problem)
         clients.remember(algorithm.memory(z, problem))
-        if self._out is not None:
-            self._out.mkdir(parents=True, exist_ok=True)
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
         with _Progress(self._progress, type(algorithm).__name__, self.rounds) as bar:
             yield self._record(0, started, bar)
             for r in range(self.rounds):
                 clients.begin(r)
-                try:
+                with suppress(NobodyAnswered):  # then the round was tried and counted, and nothing changes
                     self.state = algorithm.round(self.state, clients)
-                except NobodyAnswered:
-                    pass  # the round was tried and counted; nothing changes
                 if not torch.isfinite(self.state.z).all():
                     lr = getattr(algorithm, "lr", None)
                     raise FedsaddleError(
@@ -198,17 +205,19 @@ class Run:
             if len(asked) < self.clients.n_clients and len(asked) <= _MAX_LISTED:
                 record["clients"] = asked
         if r % self.eval_every == 0 or r == self.rounds:
-            record |= self.clients.problem.metrics(self.state.z, self._splits, self.federation)
+            evaluation = self.clients.problem.evaluate(self.state.z, self._splits, self.federation)
+            record |= evaluation.values
+            self.by_client = evaluation.by_client
         record["seconds"] = time.perf_counter() - started
         self.records.append(record)
-        if self._out is not None:
-            with open(self._out / "history.jsonl", "a") as file:
+        if self.out is not None:
+            with open(self.out / "history.jsonl", "a") as file:
                 file.write(json.dumps(record) + "\n")
         bar.update(record)
         return record
 
     def _save(self) -> None:
-        if self._out is None:
+        if self.out is None:
             return
         if isinstance(self.problem, ModelProblem):
             from safetensors.torch import save_file
@@ -217,10 +226,10 @@ class Run:
                 k: v.detach().contiguous().clone()
                 for k, v in self.problem.module(self.state.z).state_dict().items()
             }
-            save_file(weights, str(self._out / "model.safetensors"))
-        temporary = self._out / "result.json.tmp"
+            save_file(weights, str(self.out / "model.safetensors"))
+        temporary = self.out / "result.json.tmp"
         temporary.write_text(json.dumps(self.summary(), indent=2) + "\n")
-        os.replace(temporary, self._out / "result.json")
+        os.replace(temporary, self.out / "result.json")
 
     # ---- the result --------------------------------------------------------------------------------------
 
@@ -279,6 +288,9 @@ class Run:
             "communication": {
                 "setup": _in_bytes(traffic.setup),
                 "phases": {name: _in_bytes(t) for name, t in traffic.by_phase.items()},
+            },
+            "per_client": {
+                k: [None if v != v else v for v in values[:_MAX_LISTED]] for k, values in self.by_client.items()
             },
             "client_names": list(self.federation.names[:_MAX_LISTED]),
             "class_counts": _class_counts(self.federation),

@@ -41,7 +41,7 @@ def shuffled(k: int, x: int, n: int) -> int:
         s_j = absorb(k_j, 1)
         partner = (below(k_j, n) - x) % n
         m = max(x, partner)
-        if ((m * a_j + s_j) & MASK) >> 63:
+        if ((m * a_j + s_j) >> 31) & 1:  # the top bit of the low 32
             x = partner
     return x
 

@@ -187,7 +187,7 @@ def _scaled(
     info: DatasetInfo, raw: dict[str, tuple[Array, Array]], how: str, limit: int | None, seed: int
 ) -> dict[str, tuple[Array, Array]]:
     """All parts as float32, scaled by statistics of the whole training part; that one cut to `limit`."""
-    shift, factor = _statistics(info, raw["train"][0], how)
+    shift, width = _statistics(info, raw["train"][0], how)
     parts = {}
     for part, (x, y) in raw.items():
         if part == "train" and limit is not None:
@@ -197,13 +197,13 @@ def _scaled(
         if how != "none":
             columns = x[:, : info.numeric] if info.numeric is not None else x
             columns -= shift
-            columns *= factor
+            columns /= width
         parts[part] = (x, y)
     return parts
 
 
 def _statistics(info: DatasetInfo, x: Array, how: str) -> tuple[Array, Array]:
-    """Shift and factor so that (x - shift) * factor is scaled."""
+    """Shift and width so that (x - shift) / width is scaled; a constant column becomes 0."""
     if how == "none":
         return np.float32(0), np.float32(1)  # type: ignore[return-value]
     axes: tuple[int, ...] = (0, 2, 3) if info.image else (0,)
@@ -224,5 +224,5 @@ def _statistics(info: DatasetInfo, x: Array, how: str) -> tuple[Array, Array]:
         shift, width = x.min(axes).astype(np.float64), np.ptp(x, axes).astype(np.float64)
     if how == "symmetric":
         shift, width = shift + width / 2, width / 2
-    factor = np.where(width > 0, 1 / np.where(width > 0, width, 1), 0)
-    return shift.astype(np.float32).reshape(shape), factor.astype(np.float32).reshape(shape)
+    width = np.where(width > 0, width, np.inf)
+    return shift.astype(np.float32).reshape(shape), width.astype(np.float32).reshape(shape)

@@ -85,7 +85,7 @@ class Dataset:
         Example:
             >>> from fedsaddle.data import load
             >>> load("breast_cancer").federation("dirichlet", clients=5, alpha=0.5, min_per_class=1)
-            Federation(5 clients, 569 samples of 30, 95-151 a client, 37.3% 'malignant')
+            Federation(5 clients, 569 samples of 30, 50-257 a client, 37.3% 'malignant')
         """
         from fedsaddle import partitions
         from fedsaddle.federation import Federation

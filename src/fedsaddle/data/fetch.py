@@ -63,8 +63,10 @@ def fetch(info: DatasetInfo, data_dir: str | os.PathLike[str] | None, check: Cal
             if not (folder / file.name).is_file():
                 _download(info.name, file, folder / file.name)
                 new.append(file)
-    except PermissionError as error:
-        raise FedsaddleError(f"{info.name}: cannot write to {folder}: pass another data_dir") from error
+    except OSError as error:
+        raise FedsaddleError(
+            f"{info.name}: cannot write to {folder} ({error}): pass another data_dir"
+        ) from error
     unrecorded = [file for file in new if not file.digest and not _record(folder / file.name).exists()]
     if unrecorded:
         try:

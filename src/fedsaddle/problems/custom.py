@@ -13,7 +13,7 @@ from torch.func import vmap
 from fedsaddle import projections
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
-from fedsaddle.metrics import Split, objective
+from fedsaddle.metrics import Evaluation, Split, objective
 from fedsaddle.problem import Data, Problem
 
 
@@ -27,7 +27,7 @@ class Custom(Problem):
         size_x, size_y: n_x and n_y.
         prox_x, prox_y: after each step, a name ("simplex", "ball(10)", "l1(0.001)", ...) or f(v, lr).
         start: where training starts [n_x + n_y]; zeros by default.
-        evaluate: optional f(x, y, data) -> dictionary of numbers, reported on the test data (training data without).
+        metrics: optional f(x, y, data) -> dictionary of numbers, reported on the test data (training data without).
 
     Example:
         >>> import fedsaddle as fs, torch
@@ -42,7 +42,7 @@ class Custom(Problem):
     prox_x: str | projections.Prox | None = None
     prox_y: str | projections.Prox | None = None
     start: Tensor | None = None
-    evaluate: Callable[[Tensor, Tensor, dict[str, Tensor]], dict[str, float]] | None = None
+    metrics: Callable[[Tensor, Tensor, dict[str, Tensor]], dict[str, float]] | None = None
 
     def __post_init__(self) -> None:
         if self.size_x < 1 or self.size_y < 0:
@@ -103,13 +103,13 @@ class Custom(Problem):
         out: Tensor = prox(v, lr)
         return out
 
-    def metrics(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> dict[str, float]:
+    def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> Evaluation:
         _, F = objective(self, z, splits["train"])
         out = {"field_norm": F.norm().item()}
-        if self.evaluate is not None:
+        if self.metrics is not None:
             data = dict(splits.get("test", splits["train"]).data)
-            out |= {k: float(v) for k, v in self.evaluate(z[0, : self.n_x], z[0, self.n_x :], data).items()}
-        return out
+            out |= {k: float(v) for k, v in self.metrics(z[0, : self.n_x], z[0, self.n_x :], data).items()}
+        return Evaluation(out)
 
     def check(self, federation: Federation) -> None:
         pass  # the loss takes whatever fields it needs

@@ -13,7 +13,7 @@ from torch.nn import functional
 from fedsaddle import metrics
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
-from fedsaddle.metrics import Split
+from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.problem import Data, ModelProblem
 
 LOSSES = ("logistic", "cross_entropy", "squared")
@@ -98,21 +98,19 @@ class ERM(ModelProblem):
                 f"ERM: loss {self.loss!r} needs classes, but y holds real numbers; use loss='squared'"
             )
 
-    def metrics(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> dict[str, float]:
+    def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> Evaluation:
         loss, F = metrics.objective(self, z, splits["train"])
-        out = {"loss": loss, "grad_norm": F.norm().item()}
-        if self.loss == "squared" and federation.data["y"].is_floating_point():
-            return out
-        binary = len(federation.classes) == 2 or self.loss != "cross_entropy"
-        if binary:
-            out |= metrics.ranking(self, z, splits, self.positive)
-        for name, split in splits.items():
-            if name == "train" and "test" in splits and split is not metrics.clients_split(splits):
-                continue
-            right = self.correct(z, split)
-            if name != "train" or "test" not in splits:
-                key = {"test": "accuracy", "valid": "valid_accuracy", "train": "train_accuracy"}[name]
-                out[key] = right.mean().item()
-            if split is metrics.clients_split(splits):
-                out |= metrics.spread([r.mean().item() for r in split.by_client(right)], "accuracy")
-        return out
+        out, by_client = {"loss": loss, "grad_norm": F.norm().item()}, {}
+        if federation.data["y"].is_floating_point():
+            return Evaluation(out)
+        if len(federation.classes) == 2 or self.loss != "cross_entropy":
+            ranks, by_client["auc"] = metrics.ranking(self, z, splits, self.positive)
+            out |= ranks
+        right = {name: self.correct(z, split) for name, split in splits.items()}
+        for name, key in (("test", "accuracy"), ("valid", "valid_accuracy"), ("train", "train_accuracy")):
+            if name in right:
+                out[key] = right[name].mean().item()
+        split = metrics.clients_split(splits)
+        hits = right["test"] if split is splits.get("test") else right["train"]
+        by_client["accuracy"] = [r.mean().item() for r in split.by_client(hits)]
+        return Evaluation(out | metrics.spread(by_client["accuracy"], "accuracy"), by_client)

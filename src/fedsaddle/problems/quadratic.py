@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
-from fedsaddle.metrics import Split, objective
+from fedsaddle.metrics import Evaluation, Split, objective
 from fedsaddle.problem import Data, Problem
 
 
@@ -71,12 +71,10 @@ class QuadraticSaddle(Problem):
         z: Tensor = torch.linalg.solve(K, torch.cat([-a, b]))
         return z.unsqueeze(0)
 
-    def metrics(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> dict[str, float]:
+    def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> Evaluation:
         _, F = objective(self, z, splits["train"])
-        return {
-            "distance": (z.double().cpu() - self.saddle(federation)).norm().item(),
-            "field_norm": F.norm().item(),
-        }
+        distance = (z.double().cpu() - self.saddle(federation)).norm().item()
+        return Evaluation({"distance": distance, "field_norm": F.norm().item()})
 
     def check(self, federation: Federation) -> None:
         super().check(federation)

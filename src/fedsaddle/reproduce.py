@@ -1,0 +1,211 @@
+"""reproduce: run an experiment of a paper, and write its table, figure and verdicts beside the published ones.
+
+An experiment is a folder experiments/PAPER/NAME with
+
+    base.toml        the config that every run starts from
+    experiment.py    what varies: cells(quick), and how to look at it: TITLE, ROWS, COLUMNS, METRIC, SELECT, SEEDS,
+                     judge(rows), figure(rows)
+    published.md     the paper's numbers or claims
+    obtained/        table.md, results.json and figure as obtained, with the command that made them
+
+Every cell is tuned on validation data (`SELECT`, mean over seeds) and reported on test data (`METRIC`). Each finished run is
+appended to runs.jsonl, so that an interrupted reproduction goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from fedsaddle import config
+from fedsaddle.errors import FedsaddleError
+
+
+class Cell(NamedTuple):
+    """One cell of a table: where it stands, what it changes in base.toml, and what is tuned."""
+
+    at: dict[str, Any]  # values of ROWS and COLUMNS
+    set: dict[str, Any]  # config keys, "algorithm.lr": 0.1
+    tune: Mapping[str, Sequence[Any]] = {}  # noqa: RUF012  a grid over further keys; never written to
+
+
+class Verdict(NamedTuple):
+    """A claim, judged."""
+
+    claim: str
+    holds: bool
+    numbers: str
+
+
+Row = dict[str, Any]  # a tuned cell: its place, the chosen values, mean, std and values of every metric over seeds
+
+
+def _root() -> Path:
+    """The experiments folder: inside an installed package, or beside src/ in a checkout."""
+    package = Path(__file__).parent
+    inside = package / "experiments"
+    return inside if inside.is_dir() else package.parents[1] / "experiments"
+
+
+def experiments() -> dict[str, str]:
+    """All experiments: name -> title."""
+    root = _root()
+    found = sorted(p.parent for p in root.glob("*/*/experiment.py"))
+    return {str(p.relative_to(root)): _load(p).TITLE for p in found}
+
+
+def reproduce(name: str, quick: bool = False, out: Path | None = None, progress: bool | None = None) -> Path:
+    """Run an experiment and write table.md, results.json and figure.html; returns their folder.
+
+    Args:
+        name: PAPER/NAME.
+        quick: a small version that shows that everything works; its numbers mean little.
+        out: where to; by default runs/reproduce/PAPER/NAME.
+        progress: a progress bar on stderr; by default when that is a terminal.
+    """
+    folder = _root() / name
+    if not (folder / "experiment.py").is_file():
+        raise FedsaddleError(f"experiment {name!r}: unknown; known are {', '.join(experiments()) or 'none'}")
+    experiment = _load(folder)
+    out = out or Path("runs") / "reproduce" / (f"{name}-quick" if quick else name)
+    out.mkdir(parents=True, exist_ok=True)
+    seeds: Sequence[int] = experiment.SEEDS[:1] if quick else experiment.SEEDS
+    cells: list[Cell] = experiment.cells(quick)
+    journal = _Journal(out / "runs.jsonl")
+    started = time.perf_counter()
+    rows: list[Row] = []
+    with _bar(progress, sum(len(_points(c.tune)) for c in cells) * len(seeds)) as tick:
+        for cell in cells:
+            tried = []
+            for point in _points(cell.tune):
+                runs = []
+                for seed in seeds:
+                    runs.append(journal.run(folder / "base.toml", {**cell.set, **point, "train.seed": seed}))
+                    tick(f"{name} {' '.join(str(v) for v in cell.at.values())}")
+                tried.append({**cell.at, "chosen": point, "metrics": _over_seeds(runs)})
+            rows.append(max(tried, key=lambda row: row["metrics"][experiment.SELECT]["mean"]))
+    verdicts: list[Verdict] = experiment.judge(rows)
+    results = {
+        "experiment": name,
+        "quick": quick,
+        "command": f"fedsaddle reproduce {name}" + (" --quick" if quick else ""),
+        "seeds": list(seeds),
+        "seconds": round(time.perf_counter() - started, 1),
+        "rows": rows,
+        "verdicts": [v._asdict() for v in verdicts],
+    }
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (out / "table.md").write_text(_markdown(experiment, results, rows, verdicts))
+    try:
+        figure = experiment.figure(rows)
+    except ImportError:
+        return out  # without the report extra there is no figure
+    figure.write_html(out / "figure.html", include_plotlyjs=True)
+    return out
+
+
+def _load(folder: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"experiment_{folder.name}", folder / "experiment.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _over_seeds(runs: list[dict[str, float]]) -> dict[str, Any]:
+    out = {}
+    for name in runs[0]:
+        values = [run[name] for run in runs if isinstance(run.get(name), (int, float))]
+        if len(values) == len(runs):
+            std = statistics.stdev(values) if len(values) > 1 else 0.0
+            out[name] = {"mean": statistics.fmean(values), "std": std, "values": values}
+    return out
+
+
+class _Journal:
+    """Finished runs by what they set, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.done = path, {}
+        if path.exists():
+            for line in path.read_text().splitlines():
+                entry = json.loads(line)
+                self.done[json.dumps(entry["set"], sort_keys=True)] = entry["metrics"]
+
+    def run(self, base: Path, change: dict[str, Any]) -> dict[str, float]:
+        key = json.dumps(change, sort_keys=True)
+        if key not in self.done:
+            sets = [f"{k}={json.dumps(v)}" for k, v in change.items()]
+            try:
+                metrics = config.load(base, sets).run(progress=False).metrics
+            except FedsaddleError as error:
+                if "diverged" not in str(error):
+                    raise
+                metrics = {"diverged": 1.0}
+            self.done[key] = metrics
+            with open(self.path, "a") as file:
+                file.write(json.dumps({"set": change, "metrics": metrics}) + "\n")
+        return self.done[key]
+
+
+def _markdown(experiment: ModuleType, results: dict[str, Any], rows: list[Row], verdicts: list[Verdict]) -> str:
+    across = list(dict.fromkeys(row[experiment.COLUMNS] for row in rows))
+    down = list(dict.fromkeys(row[experiment.ROWS] for row in rows))
+    cells = {(row[experiment.ROWS], row[experiment.COLUMNS]): row for row in rows}
+
+    def show(row: Row | None, metric: str) -> str:
+        m = row["metrics"].get(metric) if row else None
+        return f"{m['mean']:.4f} ± {m['std']:.4f}" if m else "-"
+
+    lines = [f"# {experiment.TITLE}", "", f"`{results['command']}`, seeds {results['seeds']}, mean ± std.", ""]
+    if results["quick"]:
+        lines += ["**Quick version: it shows that the experiment runs; its numbers mean little.**", ""]
+    for metric, caption in experiment.METRICS.items():
+        lines += [f"## {caption}", "", f"| {experiment.ROWS} | " + " | ".join(str(a) for a in across) + " |"]
+        lines += ["|---" * (len(across) + 1) + "|"]
+        lines += [f"| {d} | " + " | ".join(show(cells.get((d, a)), metric) for a in across) + " |" for d in down]
+        lines += [""]
+    lines += ["## Chosen on validation", ""]
+    lines += [f"- {row[experiment.ROWS]}, {row[experiment.COLUMNS]}: {row['chosen']}" for row in rows if row["chosen"]]
+    lines += ["", "## Claims", ""]
+    lines += [f"- **{'holds' if v.holds else 'does not hold'}**: {v.claim}. {v.numbers}" for v in verdicts]
+    return "\n".join(lines) + "\n"
+
+
+class _bar:
+    """A progress bar over runs, on stderr."""
+
+    def __init__(self, show: bool | None, total: int) -> None:
+        self.total, self.bar = total, None
+        if not (sys.stderr.isatty() if show is None else show):
+            return
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self.bar = Progress(console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False)
+        self.task = self.bar.add_task("", total=total)
+
+    def __enter__(self) -> Any:
+        if self.bar is not None:
+            self.bar.start()
+        return self._tick
+
+    def _tick(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, advance=1, description=text)
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()

@@ -1,0 +1,125 @@
+"""Facts about where the methods end, on problems whose solution is known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedsaddle.algorithms import CODA, CODASCA, NPA, SCAFFOLD, CODAPlus, FedAvg, LocalSGDA
+from fedsaddle.participation import Uniform
+from fedsaddle.problems import AUC, ERM, QuadraticSaddle, quadratic_federation
+from tests import harness
+from tests.harness import CASES, FULL, TWINS, clients_of, drive, federation
+
+TEN_STEPS = dict(lr=0.05, local_steps=10)
+
+
+@pytest.mark.parametrize("algorithm", [CODASCA(**TEN_STEPS), SCAFFOLD(**TEN_STEPS)], ids=["codasca", "scaffold"])
+def test_control_variates_reach_the_saddle(algorithm):  # T17
+    harness.corrected(algorithm)()
+
+
+@pytest.mark.parametrize(
+    "algorithm", [CODAPlus(**TEN_STEPS), LocalSGDA(**TEN_STEPS)], ids=["coda_plus", "local_sgda"]
+)
+def test_local_steps_without_them_stop_at_a_bias(algorithm):  # T17
+    assert harness.distance_to_saddle(algorithm) > 1e-3
+
+
+def test_one_local_step_has_no_bias():
+    assert harness.distance_to_saddle(NPA(lr=0.2), rounds=200) < 1e-12
+
+
+def test_stages_with_a_prox_centre_reach_the_saddle():
+    """A prox term whose centre follows the stages' outputs is a proximal point method: it does not move the solution."""
+    staged = CODASCA(
+        **TEN_STEPS, gamma=0.1, stage_rounds=10, lr_decay=1.0, output="last", reset_variates=False
+    )
+    assert harness.distance_to_saddle(staged, rounds=150) < 1e-12
+
+
+def test_some_clients_a_round_reach_the_saddle_too():
+    fed, problem = quadratic_federation(4, 4, 3, seed=1), QuadraticSaddle(4, 3)
+    run = drive(SCAFFOLD(lr=0.05, local_steps=5), problem, fed, 150, batching=FULL, participation=Uniform(2))
+    np.testing.assert_allclose(run.z[-1:], problem.saddle(fed), rtol=0, atol=1e-12)
+
+
+def test_known_saddle_is_the_references():
+    fed = quadratic_federation(5, 4, 3, seed=2)
+    clients = [tuple(c[f][0] for f in QuadraticSaddle.fields) for c in clients_of(fed)]
+    expected = harness.refproblems.quadratic_saddle(clients)
+    np.testing.assert_allclose(QuadraticSaddle(4, 3).saddle(fed)[0], expected, rtol=0, atol=1e-12)
+
+
+def test_known_saddle_weighs_clients_equally():
+    fed, problem = TWINS["quadratic"].data(), QuadraticSaddle(3, 2)
+    field = harness.connect(problem, fed).cohort(torch.arange(fed.n_clients), 0).full_field(problem.saddle(fed))
+    assert field.abs().max() > 0.1  # each client for itself is elsewhere
+    np.testing.assert_allclose(field.mean(0), np.zeros(5), rtol=0, atol=1e-12)
+
+
+def test_auc_is_the_best_pairwise_scorer():
+    harness.auc_reaches_best_pairwise()
+
+
+def test_auc_without_correction_is_not():
+    run = drive(CODAPlus(lr=0.2, local_steps=10), AUC(harness._linear()), harness.binary(), 100, batching=FULL)
+    assert np.abs(run.z[-1][:3] - harness.best_pairwise(harness.binary())).max() > 1e-3
+
+
+def test_fedavg_of_least_squares_solves_the_weighted_normal_equations():
+    """One full-batch step a round is gradient descent, on the loss that weights= says."""
+    fed = harness.regression()
+    clients = clients_of(fed)
+    for weights in ("clients", "samples"):
+        x = np.concatenate([np.c_[c["x"], np.ones(len(c["y"]))] for c in clients])
+        y = np.concatenate([c["y"] for c in clients])
+        w = np.concatenate([np.full(len(c["y"]), 1 / len(c["y"]) if weights == "clients" else 1) for c in clients])
+        best = np.linalg.solve((x.T * w) @ x, x.T @ (w * y))
+        algorithm = FedAvg(lr=0.5, local_steps=1, weights=weights)
+        run = drive(algorithm, ERM(harness._linear(), loss="squared"), fed, 600, batching=FULL)
+        np.testing.assert_allclose(run.z[-1], best, rtol=0, atol=1e-9)
+
+
+# --------------------------------------------------------------------------- relations that hold for every algorithm
+
+
+def full_batch(name, clients, **options):
+    """A case with all clients, full batches and other data."""
+    case = CASES[name]
+    twin, algorithm = TWINS[case.twin], case.algorithm
+    if isinstance(algorithm, CODA):
+        algorithm = replace(algorithm, dual_samples=1000)
+    fed = federation(*clients)
+    return drive(algorithm, twin.problem(), fed, 12, start=twin.z0(), batching=FULL, **options).z
+
+
+def copies(name, n):
+    """A client with both classes, n times."""
+    return [clients_of(TWINS[CASES[name].twin].data())[2]] * n
+
+
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.participation == harness.Full()])
+def test_identical_clients_equal_one_client(name):
+    np.testing.assert_allclose(full_batch(name, copies(name, 4)), full_batch(name, copies(name, 1)), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.participation == harness.Full()])
+def test_the_order_of_clients_does_not_matter(name):
+    clients = clients_of(TWINS[CASES[name].twin].data())
+    shuffled = [clients[i] for i in np.random.default_rng(0).permutation(len(clients))]
+    np.testing.assert_allclose(full_batch(name, shuffled), full_batch(name, clients), rtol=0, atol=1e-12)
+
+
+def test_the_order_of_a_clients_samples_does_not_matter():
+    clients = clients_of(harness.binary())
+    turned = [{k: v[::-1].copy() for k, v in c.items()} for c in clients]
+    np.testing.assert_allclose(full_batch("codasca", turned), full_batch("codasca", clients), rtol=0, atol=1e-12)
+
+
+def test_a_repeated_sample_is_a_weight_of_two():
+    """All local samples twice: the same local mean, hence the same run."""
+    clients = clients_of(harness.binary())
+    twice = [{k: np.concatenate([v, v]) for k, v in c.items()} for c in clients]
+    np.testing.assert_allclose(full_batch("coda_plus", twice), full_batch("coda_plus", clients), rtol=0, atol=1e-12)
