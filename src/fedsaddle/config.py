@@ -474,7 +474,8 @@ def in_words(kind: Any) -> str:
     if kind is Any:
         return "any value"
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(words for a in args if (words := in_words(a))))
+        spoken = [a for a in args if a is not NoneType or str not in args]  # where text goes, "none" is text
+        return " or ".join(dict.fromkeys(words for a in spoken if (words := in_words(a))))
     if origin is Literal:
         return " or ".join(map(_quoted, args))
     if origin is os.PathLike:

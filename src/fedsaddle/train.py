@@ -146,7 +146,7 @@ class Run:
             },
             "federation": {"clients": federation.n_clients, "samples": federation.n_samples},
         }
-        self.records: list[Record] = []
+        self._records: list[Record] = []
         self.state: Any = None
         self.by_client: dict[str, list[float]] = {}  # last evaluation, client by client; NaN where undefined
         self.out, self._progress = out, progress
@@ -209,7 +209,7 @@ class Run:
             record |= evaluation.values
             self.by_client = evaluation.by_client
         record["seconds"] = time.perf_counter() - started
-        self.records.append(record)
+        self._records.append(record)
         if self.out is not None:
             with open(self.out / "history.jsonl", "a") as file:
                 file.write(json.dumps(record) + "\n")
@@ -253,6 +253,11 @@ class Run:
         return self.problem.module(z)
 
     @property
+    def records(self) -> list[Record]:
+        """One record a round, the start included; those of evaluated rounds have metrics."""
+        return self.finish()._records
+
+    @property
     def metrics(self) -> Record:
         """The last evaluation."""
         record = self.finish().records[-1]
@@ -263,7 +268,6 @@ class Run:
         """All evaluated rounds, one row each."""
         import pandas
 
-        self.finish()
         rows = [r for r in self.records if r["round"] % self.eval_every == 0 or r["round"] == self.rounds]
         return pandas.DataFrame(rows).drop(columns="clients", errors="ignore").set_index("round")
 
@@ -271,7 +275,6 @@ class Run:
         """The course of the run as a Plotly figure."""
         from fedsaddle.report import curves
 
-        self.finish()
         return curves({type(self.algorithm).__name__: self.records})
 
     def summary(self) -> Record:
@@ -281,7 +284,7 @@ class Run:
         traffic = self.clients.traffic
         return {
             "config": self.config,
-            "metrics": {k: v for k, v in self.records[-1].items() if k != "clients"},
+            "metrics": {k: v for k, v in self._records[-1].items() if k != "clients"},
             "clients_evaluated_on": "test"
             if self.federation.test is not None and self.federation.test.n_clients == self.federation.n_clients
             else "train",

@@ -1,0 +1,85 @@
+"""Metrics: exact AUC with ties, spread over clients, closed forms of the AUC objective."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+import fedsaddle as fs
+from fedsaddle import metrics
+from tests.reference import auc_metric
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=2, max_size=60))
+def test_auc_counts_ties_as_one_half(pairs: list[tuple[int, bool]]) -> None:
+    scores = torch.tensor([float(s) for s, _ in pairs])
+    labels = torch.tensor([y for _, y in pairs])
+    value = metrics.auc(scores, labels)
+    if labels.all() or not labels.any():
+        assert np.isnan(value)
+    else:
+        assert value == pytest.approx(auc_metric.auc(scores.tolist(), labels.int().tolist()), abs=1e-12)
+        assert value == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+
+
+def test_auc_is_exact_for_many_samples() -> None:
+    g = torch.Generator().manual_seed(0)
+    scores, labels = torch.randn(200_000, generator=g), torch.rand(200_000, generator=g) < 0.01
+    assert metrics.auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
+@settings(max_examples=50)
+def test_spread_is_of_fifths(values: list[float]) -> None:
+    out = metrics.spread([*values, float("nan")], "auc")
+    ordered = sorted(values)
+    fifth = max(1, round(len(values) / 5))
+    assert out["auc_worst20"] == pytest.approx(np.mean(ordered[:fifth]))
+    assert out["auc_best20"] == pytest.approx(np.mean(ordered[-fifth:]))
+    assert out["auc_clients"] == pytest.approx(np.mean(values))
+    assert out["auc_std"] == pytest.approx(np.std(values), abs=1e-9)
+
+
+def _federation(seed: int = 0, sizes: tuple[int, ...] = (9, 4, 15)) -> fs.Federation:
+    rng = np.random.default_rng(seed)
+    x, y = rng.standard_normal((sum(sizes), 3)), rng.integers(0, 2, sum(sizes))
+    y[: sizes[0]] = 1  # a client with one class
+    return fs.Federation.from_arrays(x, y, clients=np.repeat(np.arange(len(sizes)), sizes))
+
+
+def test_phi_and_its_gradient_match_the_closed_form() -> None:
+    federation = _federation()
+    run = fs.train(
+        fs.AUC(torch.nn.Linear(3, 1).double(), p=0.3), fs.CODASCA(lr=0.05, local_steps=2), federation, rounds=3,
+        dtype="float64", batch_size=2,
+    )  # fmt: skip
+    v = run.z.numpy()[:-1]
+    clients = [(c["x"].numpy(), c["y"].numpy()) for c in map(federation.client, range(3))]
+    assert run.metrics["phi"] == pytest.approx(auc_metric.phi(v, clients, 0.3), abs=1e-12)
+    gradient = auc_metric.grad_phi(v, clients, 0.3)
+    assert run.metrics["grad_phi"] == pytest.approx(np.linalg.norm(gradient), abs=1e-12)
+    assert run.metrics["single_class_clients"] == sum(len(set(y)) == 1 for _, y in clients)
+
+
+def test_accuracy_and_auc_of_a_trained_classifier_match_scikit_learn() -> None:
+    federation = _federation(sizes=(40, 30, 50)).holdout(0.3)
+    run = fs.train(fs.ERM(torch.nn.Linear(3, 1)), fs.FedAvg(lr=0.2), federation, rounds=5)
+    assert federation.test is not None
+    x, y = federation.test.data["x"].float(), federation.test.data["y"]
+    scores = run.model(x).detach().squeeze(-1)
+    assert run.metrics["auc"] == pytest.approx(roc_auc_score(y, scores), abs=1e-9)
+    assert run.metrics["accuracy"] == pytest.approx(((scores > 0) == (y == 1)).double().mean().item())
+
+
+def test_cross_entropy_and_squared_report_what_they_can() -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((60, 4)), rng.integers(0, 3, 60)
+    clients = np.arange(60) % 4
+    multi = fs.Federation.from_arrays(x, y, clients=clients)
+    run = fs.train(fs.ERM(torch.nn.Linear(4, 3), loss="cross_entropy"), fs.FedAvg(lr=0.1), multi, rounds=2)
+    assert {"train_accuracy", "accuracy_worst20"} <= run.metrics.keys() and "auc" not in run.metrics
+    regression = fs.Federation.from_arrays(x, rng.standard_normal(60), clients=clients)
+    run = fs.train(fs.ERM(torch.nn.Linear(4, 1), loss="squared"), fs.FedAvg(lr=0.05), regression, rounds=20).finish()
+    assert run.records[-1]["loss"] < run.records[0]["loss"]
