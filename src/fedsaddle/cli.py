@@ -188,7 +188,7 @@ def show(
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key of FILE.toml.")
     ] = None,
 ) -> None:
-    """Show an algorithm, problem, data set, ... by its name; the result of a run; or what a config would run on."""
+    """Show something by its name, a run's result, or what a config runs on."""
     found = {kind: things[what] for kind in Kind if what in (things := _things(kind))}
     path = Path(what)
     if found:
@@ -214,7 +214,7 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finishe
 
 @app.command("cite")
 def cite(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="An algorithm.")] = None) -> None:
-    """Print BibTeX: of an algorithm's paper, or of fedsaddle and all papers."""
+    """Print BibTeX, of an algorithm or of all and fedsaddle."""
     from fedsaddle import __version__
     from fedsaddle.algorithms import ALGORITHMS
 
@@ -237,7 +237,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="A smaller version, in minutes.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder for the runs.")] = None,
 ) -> None:
-    """Run a paper's experiment again and set the numbers beside the published ones."""
+    """Run a paper's experiment and compare with its numbers."""
     from fedsaddle.reproduce import experiments
     from fedsaddle.reproduce import reproduce as run_experiment
 
@@ -280,7 +280,7 @@ def _main(arguments: Sequence[str]) -> int:
         except Exception as error:
             if not hasattr(error, "format_message"):  # not typer's usage errors: a defect of ours
                 raise
-            return _fail(f"{error.format_message()}; try: fedsaddle --help", error)
+            return _fail(f"{error.format_message().rstrip('.')}; try: fedsaddle --help", error)
 
 
 def _fail(message: str, error: BaseException, code: int = 2) -> int:
@@ -384,17 +384,20 @@ def _argument_texts(thing: Any, names: Iterable[str]) -> dict[str, str]:
 
 def _described(kind: Kind, name: str, thing: Any) -> str:
     """A named thing at length."""
+    from fedsaddle.config import _quoted
+
     width = min(shutil.get_terminal_size().columns, 110)
+    parameters = _parameters(kind, name, thing)
     doc = _summary(thing)
     if inspect.isclass(thing) or inspect.isfunction(thing):
-        doc = re.split(r"\n\s*(?:Args|Example|Reference):", inspect.getdoc(thing) or "")[0].strip()
+        stop = "|".join(["Args:", "Example:", "Reference:", *(f"{key}: " for key in parameters)])
+        doc = re.split(rf"\n\s*(?:{stop})", inspect.getdoc(thing) or "")[0].strip()
     section = f", [{SECTION[kind]}] in a config" if kind in SECTION else ""
     blocks = [f"{name} ({kind.value.removesuffix('s')}{section})\n\n{doc}"]
     lines = []
-    for key, about in _parameters(kind, name, thing).items():
-        default = "required" if about["required"] else _default(about["default"])
-        head = f"  {key} = {default}"
-        text = about["description"] or about["type"]
+    for key, about in parameters.items():
+        head = f"  {key} = {_quoted(about['default'])}" if about.get("default") is not None else f"  {key}"
+        text = ("required: " if about["required"] else "") + (about["description"] or about["type"])
         lines.append(textwrap.fill(text, width, initial_indent=f"{head:<32} ", subsequent_indent=" " * 33))
     if lines:
         blocks.append("\n".join(lines))
@@ -402,14 +405,9 @@ def _described(kind: Kind, name: str, thing: Any) -> str:
         blocks.append(f"Source: {thing.source}")
     cites: Citation | None = getattr(thing, "cites", None)
     if cites is not None:
-        blocks.append(f"{cites.authors}. {cites.title}. {cites.venue} {cites.year}.")
+        text = f"{cites.authors}. {cites.title}. {cites.venue} {cites.year}."
+        blocks.append(textwrap.fill(text, width))
     return "\n\n".join(blocks)
-
-
-def _default(value: Any) -> str:
-    from fedsaddle.config import _quoted
-
-    return '"none"' if value is None else _quoted(value)
 
 
 # ------------------------------------------------------------------------------------------------- printing
@@ -442,7 +440,9 @@ def _print_result(name: str, result: Json) -> None:
         f"{sizes['clients']} clients, {sizes['samples']} training samples\n"
     )
     order = [k for k in METRICS if k in metrics] + [k for k in metrics if k not in METRICS]
-    rows = [[METRICS[k] if k in METRICS else k, _number(metrics[k])] for k in order if k not in _NOT_METRICS]
+    rows: list[list[str]] = [
+        [METRICS.get(k, str(k)), _number(metrics[k])] for k in order if k not in _NOT_METRICS
+    ]
     rows.append(["rounds", str(metrics["round"])])
     rows.append(
         ["sent down, up", f"{human_bytes(metrics['bytes_down'])}, {human_bytes(metrics['bytes_up'])}"]

@@ -47,7 +47,7 @@ class LocalSGDA(Algorithm):
         weights: the mean weighs clients equally ("clients") or by their sample counts ("samples").
     """
 
-    lr: float = 0.1
+    lr: float = 0.01
     lr_dual: float | None = None
     local_steps: int = 10
     server_lr: float = 1.0
@@ -157,7 +157,7 @@ class SCAFFOLD(Algorithm):
         local_steps: K.
     """
 
-    lr: float = 0.1
+    lr: float = 0.01
     server_lr: float = 1.0
     local_steps: int = 10
 

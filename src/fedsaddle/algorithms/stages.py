@@ -52,7 +52,7 @@ class Stagewise(Algorithm):
         output: which output rule ends a stage.
     """
 
-    lr: float = 0.1
+    lr: float = 0.01
     local_steps: int = 32
     gamma: float = 0.0
     stage_rounds: int | None = None

@@ -1,0 +1,612 @@
+"""The machinery under the algorithms: flat parameters, fields, engines, custom problems, projections, client memory."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch import nn
+
+from fedsaddle import projections
+from fedsaddle.algorithms import CODA, CODASCA, SCAFFOLD, CODAPlus, FedAvg, LocalSGDA, PublishedCODASCA
+from fedsaddle.cohort import Batching
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.models import CNN, MLP
+from fedsaddle.participation import Uniform
+from fedsaddle.problem import Batch, FlatModel, tree_map
+from fedsaddle.problems import AUC, ERM, Custom, QuadraticSaddle, quadratic_federation
+from tests import harness
+from tests.harness import FULL, TWINS, binary, clients_of, connect, drive, federation
+
+DTYPES = [torch.float32, torch.float64]
+
+# ------------------------------------------------------------------------------------------------ flat parameters
+
+
+class Nested(nn.Module):
+    """Nested modules, a parameter used twice, a frozen layer, a bare parameter and a constant buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Sequential(nn.Tanh(), nn.Linear(3, 3))})
+        self.encoder["b"][1].weight = self.encoder["a"].weight  # tied
+        self.frozen = nn.Linear(3, 3).requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("shift", torch.tensor([0.1, -0.2, 0.3]))
+        self.head = nn.Linear(3, 2, bias=False)
+
+    def forward(self, x):
+        h = self.encoder["b"](self.encoder["a"](x))
+        return self.head(torch.tanh(self.frozen(h)) * self.scale + self.shift)
+
+
+MODULES = {
+    "nested": Nested,
+    "linear": lambda: nn.Linear(3, 1),
+    "no_bias": lambda: nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 2)),
+    "mlp": lambda: MLP(3, (5, 4), 2),
+    "tied": lambda: (lambda layer: nn.Sequential(layer, nn.ReLU(), layer))(nn.Linear(3, 3)),
+    "frozen": lambda: nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.ReLU(), nn.Linear(3, 1)),
+    "group_norm": lambda: nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4), nn.ELU(), nn.Linear(4, 1)),
+    "nested_sequential": lambda: nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.GELU()), nn.Linear(4, 1)),
+}
+
+
+def trainable(module):
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters() if p.requires_grad])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MODULES)
+def test_flat_parameters_round_trip(name, dtype):
+    torch.manual_seed(0)
+    module = MODULES[name]().to(dtype)
+    flat = FlatModel(module)
+    assert flat.n == len(trainable(module)) and flat.initial.dtype == dtype
+    x = torch.randn(4, 5, 3, dtype=dtype)
+    w = torch.randn(4, flat.n, dtype=dtype)
+    assert torch.equal(flat(flat.initial[None], x[:1])[0], module(x[0]))
+    outputs = flat(w, x)
+    for i in range(4):
+        own = flat.module_at(w[i])
+        assert type(own) is type(module) and own is not module
+        assert torch.equal(trainable(own), w[i])
+        torch.testing.assert_close(own(x[i]), outputs[i])
+        torch.testing.assert_close(flat(w[i : i + 1], x[i : i + 1])[0], outputs[i])
+        for (k, p), q in zip(own.named_parameters(), module.parameters(), strict=True):
+            assert p.requires_grad == q.requires_grad, k
+            assert p.requires_grad or torch.equal(p, q)
+    assert torch.equal(trainable(module), flat.initial)  # the user's module is untouched
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_flat_gradients_are_the_modules(name):
+    torch.manual_seed(1)
+    flat = FlatModel(MODULES[name]().double())
+    x, w = torch.randn(3, 5, 3).double(), torch.randn(3, flat.n).double().requires_grad_()
+    (gradient,) = torch.autograd.grad((flat(w, x) ** 2).sum(), w)
+    for i in range(3):
+        own = flat.module_at(w[i])
+        (own(x[i]) ** 2).sum().backward()
+        expected = torch.cat([p.grad.reshape(-1) for p in own.parameters() if p.requires_grad])
+        torch.testing.assert_close(gradient[i], expected)
+
+
+def test_replica_axis():
+    torch.manual_seed(0)
+    flat = FlatModel(Nested().double())
+    w, x = torch.randn(2, 3, flat.n).double(), torch.randn(2, 3, 5, 3).double()
+    out = flat(w, x)
+    assert out.shape == (2, 3, 5, 2)
+    torch.testing.assert_close(out[1], flat(w[1], x[1]))
+
+
+def test_module_at_keeps_every_digit_of_a_double_vector():
+    """Trained in float64, the module that the user gets back holds float64, though he brought float32."""
+    problem = ERM(nn.Linear(3, 1))
+    z = torch.full((1, 4), 1 / 3, dtype=torch.float64)
+    for p in (problem, problem.to(torch.device("cpu"), torch.float64)):
+        assert torch.equal(trainable(p.module(z)), z[0])
+
+
+@pytest.mark.parametrize("where", ["container", "layer"])
+def test_hooks_of_a_module_are_kept_on_both_engines(where):
+    module = nn.Sequential(nn.Linear(3, 1), nn.Identity())
+    (module if where == "container" else module[0]).register_forward_hook(lambda m, i, out: 2 * out)
+    flat = FlatModel(module)
+    x, w = torch.randn(2, 5, 3), torch.randn(2, 4)
+    torch.testing.assert_close(flat(w, x)[:1], flat(w[:1], x[:1]))
+
+
+def test_a_module_that_returns_one_number_a_sample():
+    class Squeezed(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).squeeze(-1)
+
+    flat = FlatModel(Squeezed(3, 1))
+    assert flat(torch.zeros(1, 4), torch.zeros(1, 5, 3)).shape == (1, 5, 1)
+    assert flat(torch.zeros(2, 4), torch.zeros(2, 5, 3)).shape == (2, 5, 1)
+
+
+def test_tree_map_keeps_structure():
+    class Pair(NamedTuple):
+        a: torch.Tensor
+        b: tuple
+
+    tree = Pair(torch.ones(2), (torch.zeros(1), None, "word", 3))
+    out = tree_map(lambda u, v: u + v, tree, tree)
+    assert type(out) is Pair and out.b[1:] == (None, "word", 3)
+    assert torch.equal(out.a, torch.full((2,), 2.0))
+
+
+# --------------------------------------------------------------------------------------------------------- fields
+
+
+def bilinear(x, y, batch):
+    return batch["x"] @ x * y[0] + (x**2).sum() - (y**2).sum() / 2 + (batch["y"] * y[0]).exp() * 0.1
+
+
+FIELDS = {
+    "auc": (lambda: AUC(nn.Linear(3, 1), p=0.2), binary),
+    "auc-mlp": (lambda: AUC(MLP(3, (4,)), p=0.2), binary),
+    "auc-nested": (lambda: AUC(nn.Sequential(Nested(), nn.Linear(2, 1)), p=0.7), binary),
+    "auc-positive_0": (lambda: AUC(nn.Linear(3, 1), p=0.2, positive=0), binary),
+    "logistic": (lambda: ERM(MLP(3, (4,))), binary),
+    "logistic-positive_0": (lambda: ERM(nn.Linear(3, 1), positive=0), binary),
+    "cross_entropy": (lambda: ERM(MLP(3, (4,), 3), loss="cross_entropy"), harness.three_classes),
+    "squared": (lambda: ERM(MLP(3, (4,)), loss="squared"), harness.regression),
+    "quadratic": (lambda: QuadraticSaddle(3, 2), harness.quadratics),
+    "custom": (lambda: Custom(bilinear, 3, 1), harness.regression),
+}
+
+
+def differences(f, z, h=1e-6):
+    """Derivatives of f(z)[i], i = row, with respect to row i of z."""
+    out = torch.empty_like(z)
+    for j in range(z.shape[1]):
+        e = torch.zeros_like(z)
+        e[:, j] = h
+        out[:, j] = (f(z + e) - f(z - e)) / (2 * h)
+    return out
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_field_is_the_derivative_of_the_losses(name):
+    make, data = FIELDS[name]
+    torch.manual_seed(0)
+    engine = connect(make(), data())
+    problem, cohort = engine.problem, engine.cohort(torch.arange(4), 0)
+    seen = []
+    cohort.scan(lambda carry, batch: seen.append(batch) or carry, torch.zeros(1, 1), 2)
+    batch = seen[1]
+    z = 0.5 * torch.randn(4, problem.n_x + problem.n_y, dtype=torch.float64)
+    sign = torch.ones_like(z)
+    sign[:, problem.n_x :] = -1
+    expected = sign * differences(lambda z: (problem.losses(z, batch.data) * batch.w).sum(-1), z)
+    np.testing.assert_allclose(cohort.field(z, batch), expected, rtol=1e-7, atol=1e-7)
+    full = sign * differences(lambda z: cohort.full_loss(z)[:, 0], z)
+    np.testing.assert_allclose(cohort.full_field(z), full, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("margin", [1.0, 0.4])
+def test_margin_field(margin):
+    """Primal entries are derivatives of F_m; the dual's is the public code's step, whatever the data."""
+    torch.manual_seed(0)
+    engine = connect(AUC(MLP(3, (4,)), p=0.3, dual="margin", margin=margin), binary())
+    cohort = engine.cohort(torch.arange(4), 0)
+    z = 0.5 * torch.randn(4, engine.problem.n_x + 1, dtype=torch.float64)
+    F = cohort.full_field(z)
+    expected = differences(lambda z: cohort.full_loss(z)[:, 0], z)
+    np.testing.assert_allclose(F[:, :-1], expected[:, :-1], rtol=1e-7, atol=1e-7)
+    a, b, A = z[:, -3:].unbind(-1)
+    np.testing.assert_allclose(F[:, -1], -(2 * (margin + b - a) - 2 * A), rtol=0, atol=1e-13)
+
+
+def test_pieces_do_not_matter(monkeypatch):
+    engine = connect(AUC(nn.Linear(3, 1), p=0.3), binary())
+    cohort, z = engine.cohort(torch.arange(6), 0), torch.randn(1, 7).double()
+    whole = cohort.full_field(z), cohort.full_loss(z)
+    for numbers in (1, 60, 100):
+        monkeypatch.setattr("fedsaddle.cohort._NUMBERS_AT_ONCE", numbers)
+        torch.testing.assert_close((cohort.full_field(z), cohort.full_loss(z)), whole, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("dual", ["gradient", "margin"])
+@pytest.mark.parametrize("margin", [1.0, 0.4])
+def test_dual_from_statistics_is_the_optimal_dual(dual, margin):
+    """With equal class counts everywhere, CODA's dual over all samples is the maximiser of f."""
+    rng = np.random.default_rng(0)
+    for shift in (2.0, -0.5):  # well separated the margin form's bound A >= 0 is active
+        y = np.array([1, 0, 1, 0])
+        fed = federation(*({"x": rng.normal(size=(4, 3)) + shift * y[:, None], "y": y} for _ in range(3)))
+        engine = connect(AUC(nn.Linear(3, 1), dual=dual, margin=margin), fed)
+        cohort, problem = engine.cohort(torch.arange(3), 0), engine.problem
+        z = torch.cat([torch.ones(1, 3), torch.zeros(1, 4)], 1).double()
+        x_mean = cohort.full_mean(lambda data: problem.coupling(cohort.each(z), data)).mean()
+        dual_value = problem.dual_from(problem.dual_statistics(cohort.each(z), cohort.batch(100)))
+        assert dual_value.shape == (1, 1)
+        assert dual_value.item() == pytest.approx(problem.optimal_dual(x_mean).item(), abs=1e-12)
+
+
+def test_dual_without_one_class_is_an_error():
+    """No participant drew a positive sample: the dual is not defined, and must not become nan."""
+    rng = np.random.default_rng(0)
+    fed = federation(*({"x": rng.normal(size=(4, 3)), "y": np.full(4, k == 0, dtype=np.int64)} for k in range(3)))
+    run = lambda: drive(
+        CODA(lr=0.1, local_steps=1, stage_rounds=2), AUC(nn.Linear(3, 1)), fed, 4, participation=harness.Fixed(ids=(1, 2))
+    )
+    with pytest.raises(FedsaddleError, match="positive"):
+        run()
+
+
+def test_p_counts():
+    fed = binary()
+    labels = [c["y"] for c in clients_of(fed)]
+    for dtype in DTYPES:
+        for chunk in (None, 1, 4):
+            p = connect(AUC(nn.Linear(3, 1)), fed, dtype=dtype, chunk=chunk).problem.p
+            assert p == pytest.approx(harness.refproblems.client_mean_p(labels), abs=1e-15)
+            p = connect(AUC(nn.Linear(3, 1), p="pooled", positive=0), fed, dtype=dtype).problem.p
+            assert p == pytest.approx(1 - harness.refproblems.pooled_p(labels), abs=1e-15)
+
+
+@pytest.mark.parametrize("value, word", [(0, "positive"), (1, "negative")])
+def test_auc_needs_both_classes(value, word):
+    fed = federation(*({"x": np.ones((2, 3)), "y": np.full(2, value)} for _ in range(2)))
+    with pytest.raises(FedsaddleError, match=f"no client has {word} examples"):
+        connect(AUC(nn.Linear(3, 1)), fed)
+
+
+# -------------------------------------------------------------------------------------------------------- engines
+
+
+def images(sizes=(3, 5, 2)):
+    rng = np.random.default_rng(0)
+    return federation(
+        *({"x": rng.normal(size=(n, 1, 18, 18)), "y": np.arange(n, dtype=np.int64) % 2} for n in sizes)
+    )
+
+
+ENGINE_CASES = {
+    "mlp-codasca": (CODASCA(lr=0.05, local_steps=3, gamma=0.1, stage_rounds=3), lambda: AUC(MLP(3, (8, 8))), binary, 8),
+    "mlp-coda": (CODA(lr=0.05, local_steps=3, stage_rounds=2), lambda: AUC(MLP(3, (8,))), binary, 6),
+    "mlp-published": (
+        PublishedCODASCA(lr=0.05, local_steps=3, stage_rounds=2),
+        lambda: AUC(MLP(3, (8,)), dual="margin"),
+        binary,
+        6,
+    ),
+    "nested-scaffold": (
+        SCAFFOLD(lr=0.05, local_steps=3),
+        lambda: ERM(nn.Sequential(Nested(), nn.Linear(2, 1))),
+        binary,
+        6,
+    ),
+    "mlp-cross_entropy": (
+        FedAvg(lr=0.05, local_steps=3),
+        lambda: ERM(MLP(3, (8,), 3), loss="cross_entropy"),
+        harness.three_classes,
+        6,
+    ),
+    "cnn-coda_plus": (CODAPlus(lr=0.05, local_steps=2, stage_rounds=2), lambda: AUC(CNN(1, 18)), images, 2),
+    "custom": (LocalSGDA(lr=0.05, local_steps=3), lambda: Custom(bilinear, 3, 1), harness.regression, 6),
+}
+
+
+@pytest.mark.parametrize("name", ENGINE_CASES)
+def test_engines_agree(name):
+    algorithm, make, data, rounds = ENGINE_CASES[name]
+    torch.manual_seed(0)
+    problem = make()
+    for participation in (harness.Full(), Uniform(2)):
+        runs = [
+            drive(algorithm, problem, data(), rounds, chunk=chunk, batching=Batching(3), participation=participation)
+            for chunk in (None, 1, 4)
+        ]
+        moved = np.abs(runs[0].z[-1] - problem.init().numpy()).max()
+        assert moved > 1e-3
+        for run in runs[1:]:
+            np.testing.assert_allclose(run.z, runs[0].z, rtol=0, atol=1e-12)
+            assert run.clients.traffic == runs[0].clients.traffic
+
+
+def test_single_precision_follows_double():
+    twin, algorithm = TWINS["auc"], CODASCA(lr=0.1, local_steps=3, gamma=0.1, stage_rounds=4)
+    double = drive(algorithm, twin.problem(), twin.data(), 12, start=twin.z0())
+    single = drive(algorithm, twin.problem(), twin.data(), 12, start=twin.z0(), dtype=torch.float32)
+    assert single.z.dtype == np.float32
+    np.testing.assert_allclose(single.z, double.z, rtol=0, atol=1e-5)
+
+
+def test_seeds_matter():
+    twin, algorithm = TWINS["auc"], LocalSGDA(lr=0.1, local_steps=3)
+    run = lambda seed: drive(algorithm, twin.problem(), twin.data(), 3, start=twin.z0(), seed=seed).z
+    assert (run(0) == run(0)).all() and np.abs(run(0) - run(1)).max() > 1e-3
+
+
+def test_data_of_integers_only():
+    """Token numbers and classes: nothing in the data tells the precision of the run."""
+    rng = np.random.default_rng(0)
+    fed = federation(*({"x": rng.integers(0, 5, (6, 4)), "y": np.arange(6) % 2} for _ in range(3)))
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 1))
+    for dtype in DTYPES:
+        run = drive(LocalSGDA(lr=0.1, local_steps=2), AUC(model, p=0.5), fed, 2, dtype=dtype)
+        assert np.isfinite(run.z).all() and run.z.dtype == (np.float32 if dtype == torch.float32 else np.float64)
+
+
+# --------------------------------------------------------------------------------------------------------- Custom
+
+
+def quadratic_loss(x, y, batch):
+    form = lambda u, M, v: torch.einsum("i,bij,j->b", u, M, v)
+    quadratic = form(x, batch["A"], x) / 2 + form(x, batch["B"], y) - form(y, batch["C"], y) / 2
+    return quadratic + batch["a"] @ x - batch["b"] @ y
+
+
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_custom_is_the_problem_it_spells_out(chunk):
+    algorithm, fed = CODASCA(lr=0.1, local_steps=3, gamma=0.2, stage_rounds=4), harness.quadratics()
+    custom = drive(algorithm, Custom(quadratic_loss, 3, 2), fed, 10, chunk=chunk, batching=Batching(2))
+    builtin = drive(algorithm, QuadraticSaddle(3, 2), fed, 10, chunk=chunk, batching=Batching(2))
+    np.testing.assert_allclose(custom.z, builtin.z, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [None, 1])
+@pytest.mark.parametrize(
+    "loss, got",
+    [
+        (lambda x, y, batch: (batch["a"] @ x).mean(), r"\[\]"),
+        (lambda x, y, batch: batch["a"] * x, r"\[2, 3\]"),
+    ],
+    ids=["scalar", "matrix"],
+)
+def test_custom_loss_of_the_wrong_shape(chunk, loss, got):
+    with pytest.raises(FedsaddleError, match=rf"one value a sample, \[2\], got {got}; do not average"):
+        drive(LocalSGDA(), Custom(loss, 3, 2), harness.quadratics(), 1, chunk=chunk, batching=Batching(2))
+
+
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_custom_prox_is_applied_after_every_step(chunk):
+    """Against projected descent ascent written out; lr and lr_dual reach their own part."""
+    problem = Custom(quadratic_loss, 3, 2, prox_x="l1(0.3)", prox_y="box(-0.1, 0.2)", start=torch.ones(5))
+    fed = quadratic_federation(2, 3, 2, heterogeneity=0.0)
+    run = drive(
+        LocalSGDA(lr=0.1, lr_dual=0.2, local_steps=4), problem, fed, 10, chunk=chunk, batching=FULL
+    )
+    sample = tuple(clients_of(fed)[0][f][0] for f in QuadraticSaddle.fields)
+    z, step = np.ones(5), np.array([0.1, 0.1, 0.1, 0.2, 0.2])
+    for r in range(10):
+        for _ in range(4):
+            z = z - step * harness.refproblems.quadratic_field(z, *sample)
+            z[:3] = np.sign(z[:3]) * np.maximum(np.abs(z[:3]) - 0.1 * 0.3, 0)
+            z[3:] = np.clip(z[3:], -0.1, 0.2)
+        np.testing.assert_allclose(run.z[r], z, rtol=0, atol=1e-12)
+    assert set(z[3:]) & {-0.1, 0.2}
+
+
+def test_custom_refuses():
+    with pytest.raises(FedsaddleError, match="size_x must be >= 1"):
+        Custom(quadratic_loss, 0)
+    with pytest.raises(FedsaddleError, match=r"start must have shape \[5\], got \[4\]"):
+        Custom(quadratic_loss, 3, 2, start=torch.zeros(4))
+    with pytest.raises(FedsaddleError, match="unknown name 'sphere'"):
+        Custom(quadratic_loss, 3, 2, prox_y="sphere(2)")
+
+
+# ---------------------------------------------------------------------------------------------------- projections
+
+vectors = hnp.arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 6)), elements=st.floats(-50, 50))
+
+SETS = {  # name: is v in the set, and a random point of it from a standard normal u
+    "simplex": (lambda v: (v >= 0).all() and abs(v.sum() - 1) < 1e-9, lambda u: np.abs(u) / np.abs(u).sum()),
+    "nonnegative": (lambda v: (v >= 0).all(), lambda u: np.abs(20 * u)),
+    "box(-1.5, 2)": (lambda v: (v >= -1.5).all() and (v <= 2).all(), lambda u: np.clip(u, -1.5, 2)),
+    "ball(3)": (lambda v: np.linalg.norm(v) <= 3 + 1e-9, lambda u: u * min(1, 3 / np.linalg.norm(u))),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+@settings(max_examples=60, deadline=None)
+@given(v=vectors, seed=st.integers(0, 2**16))
+def test_projections_are_feasible_idempotent_and_nearest(name, v, seed):
+    inside, feasible = SETS[name]
+    project = projections.named(name)
+    got = project(torch.from_numpy(v), 0.1).numpy()
+    again = project(torch.from_numpy(got), 0.1).numpy()
+    np.testing.assert_allclose(again, got, rtol=0, atol=1e-9)
+    rng = np.random.default_rng(seed)
+    for row, projected in zip(v, got, strict=True):
+        assert inside(projected)
+        for _ in range(10):
+            point = feasible(rng.normal(size=len(row)))
+            # the angle criterion: the projection is nearest if and only if this holds for every point of the set
+            assert (row - projected) @ (point - projected) <= 1e-7 * (1 + np.linalg.norm(row)) * (1 + np.linalg.norm(point))
+        if inside(row):
+            np.testing.assert_allclose(projected, row, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("name, penalty", [("l1(0.7)", lambda v: 0.7 * np.abs(v).sum()), ("l2(0.7)", lambda v: 0.35 * v @ v)])
+@settings(max_examples=60, deadline=None)
+@given(v=vectors, seed=st.integers(0, 2**16), lr=st.floats(0.01, 5))
+def test_proximal_steps_minimise(name, penalty, v, seed, lr):
+    """prox(v) = argmin_u penalty(u) + ||u - v||^2 / (2 lr)."""
+    got = projections.named(name)(torch.from_numpy(v), lr).numpy()
+    rng = np.random.default_rng(seed)
+    for row, u in zip(v, got, strict=True):
+        value = lambda u, row=row: penalty(u) + (u - row) @ (u - row) / (2 * lr)
+        for scale in (1e-3, 0.1, 10):
+            assert value(u) <= value(u + scale * rng.normal(size=len(u))) + 1e-9 * (1 + value(u))
+        assert value(u) <= value(np.zeros_like(u)) + 1e-9 and value(u) <= value(row) + 1e-9
+
+
+def test_projections_by_name():
+    own = lambda v, lr: v
+    assert projections.named(own) is own
+    assert projections.named(" ball( 2 ) ")(torch.tensor([3.0, 4.0]), 0.1).tolist() == pytest.approx([1.2, 1.6])
+    for bad in ("ball(x)", "ball(1, 2, 3)", "box(1, 0)", "ball(-1)", "l1(-1)"):
+        with pytest.raises(FedsaddleError):
+            projections.named(bad)
+
+
+# ------------------------------------------------------------------------------------------- client work and memory
+
+
+@dataclass(frozen=True)
+class Counting(LocalSGDA):
+    """Clients that count how often they worked; client `fails_at` raises in round 2."""
+
+    fails_at: int = -1
+    error: Exception = ValueError("out of beds\nsecond line")
+    blank: float = 0.0
+
+    def memory(self, z, problem):
+        return torch.full_like(z[..., :1], self.blank)
+
+    def round(self, s, clients):
+        clients.mean(self.count, (s.z, clients.round))
+        return s
+
+    def count(self, cohort, m):
+        if m[1] == 2 and self.fails_at in cohort.ids.tolist():
+            raise self.error
+        return cohort.each(m[0]), cohort.memory + 1
+
+
+def counting(rounds, chunk=None, participation=harness.Full(), after=None, **options):
+    fed = quadratic_federation(5, 3, 2)
+    return drive(Counting(**options), QuadraticSaddle(3, 2), fed, rounds, chunk=chunk, participation=participation, after=after)
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 2])
+def test_memory_belongs_to_the_clients_that_worked(chunk):
+    some = Uniform(2)
+    clients = counting(9, chunk, some, blank=10.0).clients
+    times = np.zeros(5)
+    for r in range(9):
+        times[some.draw(5, harness.SEED, r).ids] += 1
+    assert clients.memory[:, 0].tolist() == (times + 10).tolist()
+
+
+def test_silent_clients_do_not_work():
+    clients = counting(3, participation=harness.Fixed(ids=(0, 1, 4), silent=(1,))).clients
+    assert clients.memory[:, 0].tolist() == [3, 0, 0, 0, 3]
+
+
+@pytest.mark.parametrize("blank", [0.0, 10.0])
+def test_forget_restores_what_clients_started_with(blank):
+    clients = counting(3, blank=blank, after=lambda s, clients: clients.forget()).clients
+    assert clients.memory[:, 0].tolist() == [blank] * 5
+    clients = counting(3, blank=blank).clients
+    clients.forget()
+    assert clients.memory[:, 0].tolist() == [blank] * 5
+
+
+@pytest.mark.parametrize("chunk, who", [(1, "client 3"), (2, "2 clients"), (None, "5 clients")])
+def test_an_error_in_client_work_says_where(chunk, who):
+    with pytest.raises(FedsaddleError) as caught:
+        counting(4, chunk, fails_at=3)
+    assert str(caught.value) == f"count failed in round 2, phase 0, {who}: ValueError: out of beds"
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_an_error_without_a_message_says_where_too():
+    with pytest.raises(FedsaddleError, match="count failed in round 2, phase 0, client 3: AssertionError"):
+        counting(4, 1, fails_at=3, error=AssertionError())
+
+
+def test_memory_is_written_when_the_whole_phase_has_succeeded():
+    kept = []
+    with pytest.raises(FedsaddleError):
+        counting(4, 1, fails_at=3, after=lambda s, clients: kept.append(clients))
+    assert kept[-1].memory[:, 0].tolist() == [2] * 5  # clients 0..2 had done their third count
+
+
+def test_gather_returns_replies_in_the_order_of_ids():
+    clients = connect(QuadraticSaddle(3, 2), quadratic_federation(5, 3, 2), chunk=2, participation=harness.Fixed((4, 0, 3), (3,)))
+    clients.begin(0)
+    name = lambda cohort, m: (cohort.ids.double().unsqueeze(-1), None)
+    out = clients.gather(name, None)
+    assert out.ids.tolist() == [0, 4] and out.replies[:, 0].tolist() == [0, 4]
+    assert clients.share == 2 / 5
+
+
+def test_weights_of_the_mean():
+    fed = binary()
+    clients = connect(AUC(nn.Linear(3, 1), p=0.5), fed)
+    clients.begin(0)
+    name = lambda cohort, m: (cohort.ids.double().unsqueeze(-1), None)
+    ids, sizes, own = np.arange(6), np.array(harness.SIZES), np.array([0.0, 1, 0, 2, 0, 5])
+    assert clients.mean(name, None).item() == pytest.approx(ids.mean())
+    assert clients.mean(name, None, weights="samples").item() == pytest.approx(ids @ sizes / sizes.sum())
+    assert clients.mean(name, None, weights=torch.from_numpy(own)).item() == pytest.approx(ids @ own / own.sum())
+    drawn = clients.sample(20, p=np.array([0, 0.5, 0.5, 0, 0, 0]))
+    assert set(drawn.ids) == {1, 2} and drawn.counts.sum() == 20
+    assert clients.mean(name, None, who=drawn).item() == pytest.approx(drawn.ids @ drawn.counts / 20)
+
+
+def test_batch_weights_and_absent_slots():
+    engine = connect(ERM(nn.Linear(3, 1)), binary())
+    batch = engine.cohort(torch.arange(6), 0).batch(5)
+    assert isinstance(batch, Batch)
+    assert (batch.w > 0).sum(1).tolist() == [min(5, n) for n in harness.SIZES]
+    np.testing.assert_allclose(batch.w.sum(1), 1, rtol=0, atol=1e-15)
+
+
+def test_per_variable_and_pad():
+    cohort = connect(QuadraticSaddle(3, 2), harness.quadratics()).cohort(torch.arange(2), 0)
+    assert cohort.per_variable(x=0.5, y=0.5) == 0.5
+    assert cohort.per_variable(x=0.5, y=0.0).tolist() == [0.5, 0.5, 0.5, 0, 0]
+    assert cohort.pad(torch.ones(1, 3)).tolist() == [[1, 1, 1, 0, 0]]
+
+
+# ------------------------------------------------------------------------------------------------- hyper-parameters
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: CODASCA(lr=-0.1), "CODASCA: lr must be > 0, got -0.1"),
+        (lambda: CODASCA(server_lr=0), "CODASCA: server_lr must be > 0, got 0"),
+        (lambda: CODASCA(gamma=-1), "CODASCA: gamma must be >= 0, got -1"),
+        (lambda: CODASCA(output="iterates"), "CODASCA: output must be one of rounds, random, last, got 'iterates'"),
+        (lambda: CODAPlus(stage_rounds=0), "CODAPlus: stage_rounds must be > 0, got 0"),
+        (lambda: harness.NPA(local_steps=2), "NPA: local_steps must be 1"),
+        (lambda: CODA(dual_samples=0), "CODA: dual_samples must be > 0, got 0"),
+        (lambda: FedAvg(weights="rows"), "FedAvg: weights must be 'clients' or 'samples', got 'rows'"),
+        (lambda: harness.FedProx(mu=-1), "FedProx: mu must be >= 0, got -1"),
+        (lambda: LocalSGDA(lr_dual=float("nan")), "LocalSGDA: lr_dual must be > 0, got nan"),
+        (lambda: PublishedCODASCA(clip=0), "PublishedCODASCA: clip must be > 0, got 0"),
+        (lambda: AUC(nn.Linear(3, 1), p=1.0), r"AUC: p must be between 0 and 1 \(the share of positives\), got 1.0"),
+        (lambda: AUC(nn.Linear(3, 1), dual="hinge"), "AUC: dual must be 'gradient' or 'margin', got 'hinge'"),
+        (lambda: ERM(nn.Linear(3, 1), loss="hinge"), "ERM: loss must be one of"),
+        (lambda: ERM("linear"), "ERM: model must be a torch.nn.Module, got str"),
+    ],
+)
+def test_bad_settings_are_refused(make, message):
+    with pytest.raises(FedsaddleError, match=message):
+        make()
+
+
+def test_combinations_that_would_be_something_else_are_refused():
+    auc, twice = AUC(nn.Linear(3, 1)), Uniform(3, replacement=True)
+    for algorithm in (SCAFFOLD(), CODASCA(), PublishedCODASCA(), CODAPlus(stage_rounds=3)):
+        with pytest.raises(FedsaddleError, match="cannot take part twice"):
+            algorithm.check(auc, twice)
+        algorithm.check(auc, replace(twice, replacement=False))
+    CODAPlus(stage_rounds=3, output="last").check(auc, twice)
+    with pytest.raises(FedsaddleError, match="has 1 dual variable"):
+        FedAvg().check(auc, harness.Full())
+    with pytest.raises(FedsaddleError, match="closed form"):
+        CODA().check(QuadraticSaddle(), harness.Full())
+
+
+def test_schedules():
+    a = CODAPlus(lr=0.9, local_steps=10, lr_decay=1 / 3, interval_growth=1.5, stage_rounds=4, stage_growth=2)
+    assert [a.lr_at(s) for s in range(3)] == pytest.approx([0.9, 0.3, 0.1])
+    assert [a.steps_at(s) for s in range(3)] == [10, 15, 22]
+    assert [a.rounds_at(s) for s in range(3)] == [4, 8, 16]
+    assert CODAPlus(interval_growth=0.01).steps_at(3) == 1
