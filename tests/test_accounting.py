@@ -4,8 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from fedsaddle.algorithms import ALGORITHMS, CODA, CODASCA, NPA, SCAFFOLD, CODAPlus, FedAvg, FedProx, LocalSGDA
-from fedsaddle.algorithms import PublishedCODASCA
+from fedsaddle.algorithms import (
+    ALGORITHMS,
+    CODA,
+    CODASCA,
+    NPA,
+    SCAFFOLD,
+    CODAPlus,
+    FedAvg,
+    FedProx,
+    LocalSGDA,
+    PublishedCODASCA,
+)
 from fedsaddle.clients import BYTES_PER_NUMBER, NobodyAnswered, Once, PhaseTraffic
 from fedsaddle.participation import Full, Uniform
 from fedsaddle.problems import AUC, ERM, QuadraticSaddle, quadratic_federation
@@ -21,7 +31,11 @@ STAGED = dict(lr=0.01, local_steps=2, stage_rounds=3)
 each_round = lambda down, up: (ROUNDS, ROUNDS * N * down, ROUNDS * N * up)
 plus = lambda *parts: tuple(map(sum, zip(*parts, strict=True)))
 v_ref = (0, STAGES * N * v, 0)  # once a stage and client
-sums = (0, 0, 2 * N * (D + 1))  # CODA+: with the last message of a stage, the sum of iterates and how many they were
+sums = (
+    0,
+    0,
+    2 * N * (D + 1),
+)  # CODA+: with the last message of a stage, the sum of iterates and how many they were
 
 TABLE = {
     "local_sgda": (LocalSGDA(local_steps=2), {"local_descent_ascent": each_round(D, D)}),
@@ -35,7 +49,10 @@ TABLE = {
         {"proximal_steps": plus(each_round(D, D), v_ref)},
     ),
     "coda_plus": (CODAPlus(**STAGED), {"proximal_steps": plus(each_round(D, D), sums)}),
-    "coda_plus-gamma": (CODAPlus(**STAGED, gamma=0.1), {"proximal_steps": plus(each_round(D, D), v_ref, sums)}),
+    "coda_plus-gamma": (
+        CODAPlus(**STAGED, gamma=0.1),
+        {"proximal_steps": plus(each_round(D, D), v_ref, sums)},
+    ),
     "coda_plus-last": (
         CODAPlus(**STAGED, gamma=0.1, output="last"),
         {"proximal_steps": plus(each_round(D, D), v_ref)},
@@ -81,7 +98,10 @@ def test_a_number_is_four_bytes_in_any_precision():
     assert BYTES_PER_NUMBER == 4
     algorithm, expected = TABLE["codasca-gamma"]
     for dtype in (torch.float32, torch.float64):
-        assert drive(algorithm, problem_for(algorithm), binary(), ROUNDS, dtype=dtype).clients.traffic.by_phase == expected
+        assert (
+            drive(algorithm, problem_for(algorithm), binary(), ROUNDS, dtype=dtype).clients.traffic.by_phase
+            == expected
+        )
 
 
 @pytest.mark.parametrize("p", ["client_mean", "pooled"])
@@ -165,5 +185,12 @@ def test_a_round_that_nobody_answers_raises():
 
 
 def test_the_state_survives_a_round_that_nobody_answers():
-    run = drive(LocalSGDA(), QuadraticSaddle(3, 2), quadratic_federation(4, 3, 2), 3, participation=Fixed(ids=()), start=np.ones(5))
+    run = drive(
+        LocalSGDA(),
+        QuadraticSaddle(3, 2),
+        quadratic_federation(4, 3, 2),
+        3,
+        participation=Fixed(ids=()),
+        start=np.ones(5),
+    )
     assert (run.z == 1).all()

@@ -226,7 +226,8 @@ def test_dual_from_statistics_is_the_optimal_dual(dual, margin):
         engine = connect(AUC(nn.Linear(3, 1), dual=dual, margin=margin), fed)
         cohort, problem = engine.cohort(torch.arange(3), 0), engine.problem
         z = torch.cat([torch.ones(1, 3), torch.zeros(1, 4)], 1).double()
-        x_mean = cohort.full_mean(lambda data: problem.coupling(cohort.each(z), data)).mean()
+        coupling = lambda data, c=cohort, p=problem, z=z: p.coupling(c.each(z), data)
+        x_mean = cohort.full_mean(coupling).mean()
         dual_value = problem.dual_from(problem.dual_statistics(cohort.each(z), cohort.batch(100)))
         assert dual_value.shape == (1, 1)
         assert dual_value.item() == pytest.approx(problem.optimal_dual(x_mean).item(), abs=1e-12)
@@ -235,9 +236,15 @@ def test_dual_from_statistics_is_the_optimal_dual(dual, margin):
 def test_dual_without_one_class_is_an_error():
     """No participant drew a positive sample: the dual is not defined, and must not become nan."""
     rng = np.random.default_rng(0)
-    fed = federation(*({"x": rng.normal(size=(4, 3)), "y": np.full(4, k == 0, dtype=np.int64)} for k in range(3)))
+    fed = federation(
+        *({"x": rng.normal(size=(4, 3)), "y": np.full(4, k == 0, dtype=np.int64)} for k in range(3))
+    )
     run = lambda: drive(
-        CODA(lr=0.1, local_steps=1, stage_rounds=2), AUC(nn.Linear(3, 1)), fed, 4, participation=harness.Fixed(ids=(1, 2))
+        CODA(lr=0.1, local_steps=1, stage_rounds=2),
+        AUC(nn.Linear(3, 1)),
+        fed,
+        4,
+        participation=harness.Fixed(ids=(1, 2)),
     )
     with pytest.raises(FedsaddleError, match="positive"):
         run()
@@ -272,7 +279,12 @@ def images(sizes=(3, 5, 2)):
 
 
 ENGINE_CASES = {
-    "mlp-codasca": (CODASCA(lr=0.05, local_steps=3, gamma=0.1, stage_rounds=3), lambda: AUC(MLP(3, (8, 8))), binary, 8),
+    "mlp-codasca": (
+        CODASCA(lr=0.05, local_steps=3, gamma=0.1, stage_rounds=3),
+        lambda: AUC(MLP(3, (8, 8))),
+        binary,
+        8,
+    ),
     "mlp-coda": (CODA(lr=0.05, local_steps=3, stage_rounds=2), lambda: AUC(MLP(3, (8,))), binary, 6),
     "mlp-published": (
         PublishedCODASCA(lr=0.05, local_steps=3, stage_rounds=2),
@@ -304,7 +316,15 @@ def test_engines_agree(name):
     problem = make()
     for participation in (harness.Full(), Uniform(2)):
         runs = [
-            drive(algorithm, problem, data(), rounds, chunk=chunk, batching=Batching(3), participation=participation)
+            drive(
+                algorithm,
+                problem,
+                data(),
+                rounds,
+                chunk=chunk,
+                batching=Batching(3),
+                participation=participation,
+            )
             for chunk in (None, 1, 4)
         ]
         moved = np.abs(runs[0].z[-1] - problem.init().numpy()).max()
@@ -335,7 +355,9 @@ def test_data_of_integers_only():
     model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 1))
     for dtype in DTYPES:
         run = drive(LocalSGDA(lr=0.1, local_steps=2), AUC(model, p=0.5), fed, 2, dtype=dtype)
-        assert np.isfinite(run.z).all() and run.z.dtype == (np.float32 if dtype == torch.float32 else np.float64)
+        assert np.isfinite(run.z).all() and run.z.dtype == (
+            np.float32 if dtype == torch.float32 else np.float64
+        )
 
 
 # --------------------------------------------------------------------------------------------------------- Custom
@@ -374,9 +396,7 @@ def test_custom_prox_is_applied_after_every_step(chunk):
     """Against projected descent ascent written out; lr and lr_dual reach their own part."""
     problem = Custom(quadratic_loss, 3, 2, prox_x="l1(0.3)", prox_y="box(-0.1, 0.2)", start=torch.ones(5))
     fed = quadratic_federation(2, 3, 2, heterogeneity=0.0)
-    run = drive(
-        LocalSGDA(lr=0.1, lr_dual=0.2, local_steps=4), problem, fed, 10, chunk=chunk, batching=FULL
-    )
+    run = drive(LocalSGDA(lr=0.1, lr_dual=0.2, local_steps=4), problem, fed, 10, chunk=chunk, batching=FULL)
     sample = tuple(clients_of(fed)[0][f][0] for f in QuadraticSaddle.fields)
     z, step = np.ones(5), np.array([0.1, 0.1, 0.1, 0.2, 0.2])
     for r in range(10):
@@ -424,12 +444,16 @@ def test_projections_are_feasible_idempotent_and_nearest(name, v, seed):
         for _ in range(10):
             point = feasible(rng.normal(size=len(row)))
             # the angle criterion: the projection is nearest if and only if this holds for every point of the set
-            assert (row - projected) @ (point - projected) <= 1e-7 * (1 + np.linalg.norm(row)) * (1 + np.linalg.norm(point))
+            assert (row - projected) @ (point - projected) <= 1e-7 * (1 + np.linalg.norm(row)) * (
+                1 + np.linalg.norm(point)
+            )
         if inside(row):
             np.testing.assert_allclose(projected, row, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("name, penalty", [("l1(0.7)", lambda v: 0.7 * np.abs(v).sum()), ("l2(0.7)", lambda v: 0.35 * v @ v)])
+@pytest.mark.parametrize(
+    "name, penalty", [("l1(0.7)", lambda v: 0.7 * np.abs(v).sum()), ("l2(0.7)", lambda v: 0.35 * v @ v)]
+)
 @settings(max_examples=60, deadline=None)
 @given(v=vectors, seed=st.integers(0, 2**16), lr=st.floats(0.01, 5))
 def test_proximal_steps_minimise(name, penalty, v, seed, lr):
@@ -446,7 +470,9 @@ def test_proximal_steps_minimise(name, penalty, v, seed, lr):
 def test_projections_by_name():
     own = lambda v, lr: v
     assert projections.named(own) is own
-    assert projections.named(" ball( 2 ) ")(torch.tensor([3.0, 4.0]), 0.1).tolist() == pytest.approx([1.2, 1.6])
+    assert projections.named(" ball( 2 ) ")(torch.tensor([3.0, 4.0]), 0.1).tolist() == pytest.approx(
+        [1.2, 1.6]
+    )
     for bad in ("ball(x)", "ball(1, 2, 3)", "box(1, 0)", "ball(-1)", "l1(-1)"):
         with pytest.raises(FedsaddleError):
             projections.named(bad)
@@ -478,7 +504,15 @@ class Counting(LocalSGDA):
 
 def counting(rounds, chunk=None, participation=harness.Full(), after=None, **options):
     fed = quadratic_federation(5, 3, 2)
-    return drive(Counting(**options), QuadraticSaddle(3, 2), fed, rounds, chunk=chunk, participation=participation, after=after)
+    return drive(
+        Counting(**options),
+        QuadraticSaddle(3, 2),
+        fed,
+        rounds,
+        chunk=chunk,
+        participation=participation,
+        after=after,
+    )
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 2])
@@ -526,7 +560,12 @@ def test_memory_is_written_when_the_whole_phase_has_succeeded():
 
 
 def test_gather_returns_replies_in_the_order_of_ids():
-    clients = connect(QuadraticSaddle(3, 2), quadratic_federation(5, 3, 2), chunk=2, participation=harness.Fixed((4, 0, 3), (3,)))
+    clients = connect(
+        QuadraticSaddle(3, 2),
+        quadratic_federation(5, 3, 2),
+        chunk=2,
+        participation=harness.Fixed((4, 0, 3), (3,)),
+    )
     clients.begin(0)
     name = lambda cohort, m: (cohort.ids.double().unsqueeze(-1), None)
     out = clients.gather(name, None)
@@ -542,7 +581,9 @@ def test_weights_of_the_mean():
     ids, sizes, own = np.arange(6), np.array(harness.SIZES), np.array([0.0, 1, 0, 2, 0, 5])
     assert clients.mean(name, None).item() == pytest.approx(ids.mean())
     assert clients.mean(name, None, weights="samples").item() == pytest.approx(ids @ sizes / sizes.sum())
-    assert clients.mean(name, None, weights=torch.from_numpy(own)).item() == pytest.approx(ids @ own / own.sum())
+    assert clients.mean(name, None, weights=torch.from_numpy(own)).item() == pytest.approx(
+        ids @ own / own.sum()
+    )
     drawn = clients.sample(20, p=np.array([0, 0.5, 0.5, 0, 0, 0]))
     assert set(drawn.ids) == {1, 2} and drawn.counts.sum() == 20
     assert clients.mean(name, None, who=drawn).item() == pytest.approx(drawn.ids @ drawn.counts / 20)
@@ -572,7 +613,10 @@ def test_per_variable_and_pad():
         (lambda: CODASCA(lr=-0.1), "CODASCA: lr must be > 0, got -0.1"),
         (lambda: CODASCA(server_lr=0), "CODASCA: server_lr must be > 0, got 0"),
         (lambda: CODASCA(gamma=-1), "CODASCA: gamma must be >= 0, got -1"),
-        (lambda: CODASCA(output="iterates"), "CODASCA: output must be one of rounds, random, last, got 'iterates'"),
+        (
+            lambda: CODASCA(output="iterates"),
+            "CODASCA: output must be one of rounds, random, last, got 'iterates'",
+        ),
         (lambda: CODAPlus(stage_rounds=0), "CODAPlus: stage_rounds must be > 0, got 0"),
         (lambda: harness.NPA(local_steps=2), "NPA: local_steps must be 1"),
         (lambda: CODA(dual_samples=0), "CODA: dual_samples must be > 0, got 0"),
@@ -580,7 +624,10 @@ def test_per_variable_and_pad():
         (lambda: harness.FedProx(mu=-1), "FedProx: mu must be >= 0, got -1"),
         (lambda: LocalSGDA(lr_dual=float("nan")), "LocalSGDA: lr_dual must be > 0, got nan"),
         (lambda: PublishedCODASCA(clip=0), "PublishedCODASCA: clip must be > 0, got 0"),
-        (lambda: AUC(nn.Linear(3, 1), p=1.0), r"AUC: p must be between 0 and 1 \(the share of positives\), got 1.0"),
+        (
+            lambda: AUC(nn.Linear(3, 1), p=1.0),
+            r"AUC: p must be between 0 and 1 \(the share of positives\), got 1.0",
+        ),
         (lambda: AUC(nn.Linear(3, 1), dual="hinge"), "AUC: dual must be 'gradient' or 'margin', got 'hinge'"),
         (lambda: ERM(nn.Linear(3, 1), loss="hinge"), "ERM: loss must be one of"),
         (lambda: ERM("linear"), "ERM: model must be a torch.nn.Module, got str"),

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsaddle import federation as module
+from fedsaddle import ingest as module
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 

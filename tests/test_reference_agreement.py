@@ -1,6 +1,5 @@
 """Trajectories of every algorithm equal the NumPy references (written from the spec, without the library) to 1e-10."""
 
-import numpy as np
 import pytest
 
 from fedsaddle.algorithms import ALGORITHMS

@@ -24,7 +24,9 @@ def on_auc(algorithm, rounds=12, **options):
 def on_quadratic(algorithm, rounds=12, **options):
     twin = TWINS["quadratic"]
     start = twin.z0()
-    return drive(algorithm, options.pop("problem", twin.problem()), twin.data(), rounds, start=start, **options)
+    return drive(
+        algorithm, options.pop("problem", twin.problem()), twin.data(), rounds, start=start, **options
+    )
 
 
 def same(a, b, atol=1e-12):
@@ -69,10 +71,8 @@ def test_auc_value_is_the_pairwise_square_loss(seed):
     h, y, w = mixture(fed)
     pos, neg = y == 1, y != 1
     p = w[pos].sum()
-    mean = lambda mask: (w * h)[mask].sum() / w[mask].sum()  # noqa: E731
-    pairs = [
-        (w[i] * w[j], (1 - h[i] + h[j]) ** 2) for i in np.flatnonzero(pos) for j in np.flatnonzero(neg)
-    ]
+    mean = lambda mask: (w * h)[mask].sum() / w[mask].sum()
+    pairs = [(w[i] * w[j], (1 - h[i] + h[j]) ** 2) for i in np.flatnonzero(pos) for j in np.flatnonzero(neg)]
     pairwise = sum(u * v for u, v in pairs) / sum(u for u, _ in pairs)
 
     engine = connect(AUC(torch.nn.Linear(1, 1)), fed)
@@ -86,9 +86,9 @@ def test_auc_value_is_the_pairwise_square_loss(seed):
         assert objective(engine, a, b + step, alpha) > value
 
     margin = connect(AUC(torch.nn.Linear(1, 1), dual="margin"), fed)
-    for a, b, alpha in ((a, b, alpha), (0.3, -0.7, 1.9)):
-        expected = objective(engine, a, b, alpha) + p * (1 - p)
-        assert objective(margin, a, b, 1 + alpha) == pytest.approx(expected, abs=1e-13)
+    for u, v, dual in ((a, b, alpha), (0.3, -0.7, 1.9)):
+        expected = objective(engine, u, v, dual) + p * (1 - p)
+        assert objective(margin, u, v, 1 + dual) == pytest.approx(expected, abs=1e-13)
 
 
 def test_pooled_p_is_not_the_mixtures_when_sizes_differ():
@@ -108,7 +108,7 @@ def test_optimal_dual_maximises(dual):
     engine = connect(AUC(harness._linear(), dual=dual, margin=0.7), harness.binary())
     z = 0.3 * torch.randn(1, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     best = engine.problem.optimal_dual(coupling_mean(engine, z)).item()
-    value = lambda dual: objective_at(engine, torch.cat([z[:, :-1], z.new_tensor([[dual]])], 1))  # noqa: E731
+    value = lambda dual: objective_at(engine, torch.cat([z[:, :-1], z.new_tensor([[dual]])], 1))
     assert best > 0 or dual == "gradient"
     assert all(value(best) > value(best + step) for step in (-1e-3, 1e-3))
     assert value(best + 1e-4) == pytest.approx(value(best - 1e-4), abs=1e-12)  # the derivative is zero
@@ -132,7 +132,8 @@ def test_gradient_of_phi():
 
     h = 1e-5
     differences = [
-        (auc_metric.phi(v + h * e, clients, problem.p) - auc_metric.phi(v - h * e, clients, problem.p)) / (2 * h)
+        (auc_metric.phi(v + h * e, clients, problem.p) - auc_metric.phi(v - h * e, clients, problem.p))
+        / (2 * h)
         for e in np.eye(6)
     ]
     np.testing.assert_allclose(F[:-1], differences, rtol=0, atol=1e-8)
@@ -261,7 +262,10 @@ def test_one_stage_of_coda_plus_without_prox_is_local_sgda():  # T18
 def test_stage_output_is_the_mean_over_clients_and_iterates():  # T19
     problem, steps = Recording(3, 2), 4
     run = on_quadratic(
-        CODAPlus(lr=0.1, local_steps=steps, gamma=0.2, stage_rounds=3, lr_decay=0.5), 9, problem=problem, batching=Batching(2)
+        CODAPlus(lr=0.1, local_steps=steps, gamma=0.2, stage_rounds=3, lr_decay=0.5),
+        9,
+        problem=problem,
+        batching=Batching(2),
     )
     iterates = torch.stack(problem.stepped).view(3, 3 * steps, 5, 5)  # stage, step, client, vector
     np.testing.assert_allclose(run.z[2::3], iterates.mean((1, 2)), rtol=0, atol=1e-12)

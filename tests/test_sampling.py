@@ -33,7 +33,9 @@ def test_equals_the_reference(mode, batch_size):
             got = w[i] > 0
             assert rows[t, i][got].tolist() == expected
             assert w[i][got].tolist() == pytest.approx(weights, abs=1e-16)
-            assert (0 <= rows[t, i]).all() and (rows[t, i] < n).all()  # absent slots point at the client's own rows
+            assert (rows[t, i] >= 0).all() and (
+                rows[t, i] < n
+            ).all()  # absent slots point at the client's own rows
     np.testing.assert_allclose(w.sum(1), 1, rtol=0, atol=1e-15)
 
 
@@ -79,7 +81,7 @@ def test_cohort_gathers_its_own_rows_whatever_it_draws_at_once(monkeypatch):
         monkeypatch.setattr("fedsaddle.cohort._INDICES_AT_ONCE", at_once)
         seen = []
         clients.cohort(torch.tensor([5, 1]), phase=2).scan(
-            lambda carry, batch: seen.append(batch) or carry, torch.zeros(1, 1), 7
+            lambda carry, batch, seen=seen: seen.append(batch) or carry, torch.zeros(1, 1), 7
         )
         assert len(seen) == 7
         for t, batch in enumerate(seen):

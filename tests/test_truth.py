@@ -15,7 +15,9 @@ from tests.harness import CASES, FULL, TWINS, clients_of, drive, federation
 TEN_STEPS = dict(lr=0.05, local_steps=10)
 
 
-@pytest.mark.parametrize("algorithm", [CODASCA(**TEN_STEPS), SCAFFOLD(**TEN_STEPS)], ids=["codasca", "scaffold"])
+@pytest.mark.parametrize(
+    "algorithm", [CODASCA(**TEN_STEPS), SCAFFOLD(**TEN_STEPS)], ids=["codasca", "scaffold"]
+)
 def test_control_variates_reach_the_saddle(algorithm):  # T17
     harness.corrected(algorithm)()
 
@@ -54,7 +56,9 @@ def test_known_saddle_is_the_references():
 
 def test_known_saddle_weighs_clients_equally():
     fed, problem = TWINS["quadratic"].data(), QuadraticSaddle(3, 2)
-    field = harness.connect(problem, fed).cohort(torch.arange(fed.n_clients), 0).full_field(problem.saddle(fed))
+    field = (
+        harness.connect(problem, fed).cohort(torch.arange(fed.n_clients), 0).full_field(problem.saddle(fed))
+    )
     assert field.abs().max() > 0.1  # each client for itself is elsewhere
     np.testing.assert_allclose(field.mean(0), np.zeros(5), rtol=0, atol=1e-12)
 
@@ -64,7 +68,9 @@ def test_auc_is_the_best_pairwise_scorer():
 
 
 def test_auc_without_correction_is_not():
-    run = drive(CODAPlus(lr=0.2, local_steps=10), AUC(harness._linear()), harness.binary(), 100, batching=FULL)
+    run = drive(
+        CODAPlus(lr=0.2, local_steps=10), AUC(harness._linear()), harness.binary(), 100, batching=FULL
+    )
     assert np.abs(run.z[-1][:3] - harness.best_pairwise(harness.binary())).max() > 1e-3
 
 
@@ -75,7 +81,9 @@ def test_fedavg_of_least_squares_solves_the_weighted_normal_equations():
     for weights in ("clients", "samples"):
         x = np.concatenate([np.c_[c["x"], np.ones(len(c["y"]))] for c in clients])
         y = np.concatenate([c["y"] for c in clients])
-        w = np.concatenate([np.full(len(c["y"]), 1 / len(c["y"]) if weights == "clients" else 1) for c in clients])
+        w = np.concatenate(
+            [np.full(len(c["y"]), 1 / len(c["y"]) if weights == "clients" else 1) for c in clients]
+        )
         best = np.linalg.solve((x.T * w) @ x, x.T @ (w * y))
         algorithm = FedAvg(lr=0.5, local_steps=1, weights=weights)
         run = drive(algorithm, ERM(harness._linear(), loss="squared"), fed, 600, batching=FULL)
@@ -102,7 +110,9 @@ def copies(name, n):
 
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.participation == harness.Full()])
 def test_identical_clients_equal_one_client(name):
-    np.testing.assert_allclose(full_batch(name, copies(name, 4)), full_batch(name, copies(name, 1)), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        full_batch(name, copies(name, 4)), full_batch(name, copies(name, 1)), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.participation == harness.Full()])
@@ -115,11 +125,15 @@ def test_the_order_of_clients_does_not_matter(name):
 def test_the_order_of_a_clients_samples_does_not_matter():
     clients = clients_of(harness.binary())
     turned = [{k: v[::-1].copy() for k, v in c.items()} for c in clients]
-    np.testing.assert_allclose(full_batch("codasca", turned), full_batch("codasca", clients), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        full_batch("codasca", turned), full_batch("codasca", clients), rtol=0, atol=1e-12
+    )
 
 
 def test_a_repeated_sample_is_a_weight_of_two():
     """All local samples twice: the same local mean, hence the same run."""
     clients = clients_of(harness.binary())
     twice = [{k: np.concatenate([v, v]) for k, v in c.items()} for c in clients]
-    np.testing.assert_allclose(full_batch("coda_plus", twice), full_batch("coda_plus", clients), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        full_batch("coda_plus", twice), full_batch("coda_plus", clients), rtol=0, atol=1e-12
+    )

@@ -124,10 +124,11 @@ def run(
         from fedsaddle.report import write_report
 
         write_report(folder)
-    if not quiet:
+    if quiet:
+        print(folder)
+    else:
         _print_result(config.name, done.summary())
-        print("  " + "  ".join(name for name in RUN_FILES if (folder / name).exists()) + "  in")
-    print(folder)
+        print(f"{folder}: {', '.join(name for name in RUN_FILES if (folder / name).exists())}")
 
 
 @app.command("compare")

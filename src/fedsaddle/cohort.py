@@ -40,6 +40,7 @@ class Cohort:
         memory: what each client remembers from its last work, every tensor [S, ...].
         key: hash of (seed, round, phase), from which minibatches are drawn.
         batching: minibatch size and sampling.
+        dtype: the precision of the run.
     """
 
     def __init__(
@@ -52,12 +53,12 @@ class Cohort:
         memory: Any,
         key: int,
         batching: Batching,
+        dtype: torch.dtype,
     ) -> None:
         self.problem, self.ids, self.memory = problem, ids, memory
         self.sizes = sizes
         self._data, self._first, self._key, self._batching = data, first.unsqueeze(-1), key, batching
-        floats = [v for v in data.values() if v.is_floating_point()]
-        self._like = floats[0].new_empty(0)  # carries the run's dtype and device
+        self._like = torch.empty(0, dtype=dtype, device=ids.device)
 
     # ---- where a batch comes from ------------------------------------------------------------------------
 

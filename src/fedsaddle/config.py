@@ -207,10 +207,12 @@ def resolve(tree: Mapping[str, Any], name: str = "run") -> Config:
     known = ("name", *SECTIONS)
     for section, value in tree.items():
         if section not in known:
-            _unknown_key(section, "section", known, "a config has")
+            _unknown_key("", section, "section", known, "a config has")
         if section != "name" and not isinstance(value, list if section == "transform" else dict):
             form = "[[transform]] tables" if section == "transform" else f"a table [{section}]"
             raise FedsaddleError(f"{section}: must be {form}, got {_quoted(value)}")
+        if isinstance(value, dict) and not isinstance(value.get("name", ""), str):
+            raise FedsaddleError(f"{section}.name: must be text, got {_quoted(value['name'])}")
     filled: Tree = {"name": tree.get("name", name)}
     if not isinstance(filled["name"], str) or not re.fullmatch(r"[^\s./\\][^/\\\x00-\x1f]*", filled["name"]):
         raise FedsaddleError(
@@ -268,7 +270,8 @@ def _rehearse(tree: Tree) -> None:
     algorithm = ALGORITHMS[tree["algorithm"]["name"]](**_arguments("algorithm", tree))
     participation = PARTICIPATION[tree["participation"]["name"]](**_arguments("participation", tree))
     kind = PROBLEMS[tree["problem"]["name"]]
-    stand_in = {"model": nn.Linear(1, 1)} if issubclass(kind, ModelProblem) else {}
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+        stand_in = {"model": nn.Linear(1, 1)} if issubclass(kind, ModelProblem) else {}
     problem: Problem = kind(**stand_in, **_arguments("problem", tree))
     algorithm.check(problem, participation)
     try:
@@ -386,9 +389,10 @@ def _schema(section: str, given: Mapping[str, Any], tree: Tree, path: str) -> tu
         return "train", keys("train", "")
     ways: dict[str, Callable[[], Keys]] = {"name": lambda: keys(section, given["name"], tree.get("data"))}
     if section == "data":
-        of_files = keys_of(Federation.from_files)["paths"]
         rest = {"scale": Key(Literal.__getitem__(SCALES), "standard")} | keys_of(_held_out, "federation")
-        ways["files"] = lambda: {"files": of_files} | keys_of(Federation.from_files, "paths", "dtype") | rest
+        ways["files"] = lambda: (
+            {"files": Key(str | list[str])} | keys_of(Federation.from_files, "paths", "dtype") | rest
+        )
         ways["file"] = lambda: {"file": Key(str)} | keys_of(Federation.from_frame, "frame", "dtype") | rest
     if section == "model":
         ways["module"] = lambda: {"module": Key(str)} | _factory_keys(given["module"])
@@ -396,7 +400,7 @@ def _schema(section: str, given: Mapping[str, Any], tree: Tree, path: str) -> tu
     if len(found) != 1:
         for key in given if not found else ():
             if near := difflib.get_close_matches(key, ways, n=1):
-                raise FedsaddleError(f"{path}.{key}: unknown key, did you mean {near[0]!r}?")
+                raise FedsaddleError(f"{path}.{_key(key)}: unknown key, did you mean {near[0]!r}?")
         rule = (
             f"one of {', '.join(ways)}"
             if len(ways) > 1
@@ -423,7 +427,7 @@ def _filled(section: str, given: Any, tree: Tree, path: str) -> Tree:
     for key in given:
         if key not in own:
             takes = [k for k in own if k not in ("name", "module")]
-            _unknown_key(f"{path}.{key}", "key", takes, f"{owner} takes")
+            _unknown_key(f"{path}.", key, "key", takes, f"{owner} takes")
     out: Tree = {}
     for name, key in own.items():
         if name in given:
@@ -447,10 +451,12 @@ def _arguments(section: str, tree: Tree, part: Tree | None = None) -> dict[str, 
     return {k: own[k].python(v) for k, v in part.items() if k not in ("name", "module", "files", "file")}
 
 
-def _unknown_key(path: str, what: str, known: Collection[str], takes: str) -> NoReturn:
-    near = difflib.get_close_matches(path.rpartition(".")[2], known, n=1)
+def _unknown_key(path: str, key: str, what: str, known: Collection[str], takes: str) -> NoReturn:
+    near = difflib.get_close_matches(key, known, n=1)
     hint = f", did you mean {near[0]!r}?" if near else ";"
-    raise FedsaddleError(f"{path}: unknown {what}{hint} {takes} {', '.join(known) or 'no other key'}")
+    raise FedsaddleError(
+        f"{path}{_key(key)}: unknown {what}{hint} {takes} {', '.join(known) or 'no other key'}"
+    )
 
 
 @functools.cache
@@ -692,9 +698,9 @@ def _override(tree: Tree, assignment: str) -> None:
         raise FedsaddleError(f"--set {assignment}: must be section.key=value, such as algorithm.lr=0.05")
     try:
         parsed = tomllib.loads(f"value = {text}")
-        value = parsed["value"] if len(parsed) == 1 else text
+        value = parsed["value"] if len(parsed) == 1 else text.strip()
     except tomllib.TOMLDecodeError:
-        value = text
+        value = text.strip()
     place: Any = tree
     for depth, name in enumerate(names):
         at: Any = name

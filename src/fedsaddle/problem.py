@@ -128,7 +128,15 @@ class FlatModel:
         models.check(module)
         self.module = copy.deepcopy(module)
         parameters = {k: p for k, p in self.module.named_parameters() if p.requires_grad}
-        self.names = tuple(parameters)
+        # each name once for every module that holds it: functional_call leaves a module that is used in two places
+        # with the last call's parameters when it ties weights itself
+        order = {id(p): i for i, p in enumerate(parameters.values())}
+        self._names = {
+            f"{path}.{k}".lstrip("."): order[id(p)]
+            for path, part in self.module.named_modules()
+            for k, p in part._parameters.items()
+            if p is not None and p.requires_grad
+        }
         self.shapes = tuple(p.shape for p in parameters.values())
         self.sizes = tuple(p.numel() for p in parameters.values())
         self.n = sum(self.sizes)
@@ -136,11 +144,11 @@ class FlatModel:
         self._dense = _dense_layers(self.module)
 
     def _parameters(self, w: Tensor) -> dict[str, Tensor]:
-        parts = w.split(self.sizes)
-        return {k: p.view(s) for k, p, s in zip(self.names, parts, self.shapes, strict=True)}
+        parts = [p.view(s) for p, s in zip(w.split(self.sizes), self.shapes, strict=True)]
+        return {k: parts[i] for k, i in self._names.items()}
 
     def _one(self, w: Tensor, x: Tensor) -> Tensor:
-        out: Tensor = functional_call(self.module, self._parameters(w), (x,))
+        out: Tensor = functional_call(self.module, self._parameters(w), (x,), tie_weights=False)
         return out
 
     def __call__(self, w: Tensor, x: Tensor) -> Tensor:
@@ -182,11 +190,9 @@ class FlatModel:
 
     def module_at(self, w: Tensor) -> nn.Module:
         """A module of the user's own class that holds the parameters w [n]."""
-        module = copy.deepcopy(self.module)
-        module.load_state_dict(
-            {k: v.to("cpu") for k, v in self._parameters(w.detach().clone()).items()}, strict=False
-        )
-        return module.to(device="cpu", dtype=w.dtype)
+        module = copy.deepcopy(self.module).to(device="cpu", dtype=w.dtype)
+        module.load_state_dict(self._parameters(w.detach().to("cpu")), strict=False)
+        return module
 
 
 _ELEMENTWISE = (
@@ -206,6 +212,8 @@ def _dense_layers(module: nn.Module) -> list[nn.Module] | None:
     """The layers of a module that is nothing but distinct trainable dense layers and element-wise functions, else None."""
     layers = list(module) if isinstance(module, nn.Sequential) else [module]
     if isinstance(module, nn.Sequential) and type(module).forward is not nn.Sequential.forward:
+        return None
+    if module._forward_hooks or module._forward_pre_hooks:
         return None
     for layer in layers:
         hooked = layer._forward_hooks or layer._forward_pre_hooks

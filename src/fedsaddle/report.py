@@ -15,7 +15,8 @@ import html
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,7 +39,15 @@ LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b85c94", "#3a9bd4", "#c98500", "#6a5
 DARK = ("#56b4e9", "#ff8f4f", "#2fc79c", "#e79cc6", "#a8dcff", "#f2bd4b", "#b3a5ec", "#aab2bf")
 DASHES = ("solid", "dash", "dot", "dashdot")  # the ninth run has the first colour again, dashed
 
-MAIN = ("auc", "train_auc", "accuracy", "train_accuracy", "distance", "field_norm", "loss")  # the first one known
+MAIN = (
+    "auc",
+    "train_auc",
+    "accuracy",
+    "train_accuracy",
+    "distance",
+    "field_norm",
+    "loss",
+)  # the first one known
 RESIDUALS = ("distance", "grad_phi", "field_norm", "grad_norm")
 ON_LOG_SCALE = frozenset(RESIDUALS)
 LABELS = {
@@ -63,7 +72,6 @@ LABELS = {
     "grad_norm": "Gradient norm",
     "phi": "Objective φ = max over the dual",
     "grad_phi": "Gradient norm ‖∇φ‖",
-    "participants": "Participants in the last round",
     "failures": "Clients that did not answer",
     "round": "Rounds",
     "phases": "Communication phases",
@@ -108,6 +116,7 @@ def curves(runs: Mapping[str, Sequence[Record]]) -> plotly.graph_objects.Figure:
     axes = _axes("Round", _label(main), log=main in ON_LOG_SCALE)
     legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
     layout = axes | {"template": "plotly_white", "hovermode": "x unified", "legend": legend}
+    layout["modebar"] = {"remove": ["sendChartToCloud"]}  # recent Plotly offers to upload the figure
     figure: plotly.graph_objects.Figure = go.Figure(_coloured({"data": traces, "layout": layout}))
     return figure
 
@@ -133,12 +142,19 @@ def write_report(run_dir: Folder) -> Path:
     ]
     algorithm, problem = run.part("algorithm").get("name"), run.part("problem").get("name")
     title = f"{algorithm} on {problem}" if algorithm and problem else run.name
-    page = _page(title, f"Training run · {run.name}", _subtitle(run), _tiles(run, main), cards, script)
+    page = _page(
+        title,
+        f"Training run · {run.name}",
+        _subtitle(run),
+        f"<div class='tiles'>{_tiles(run, main)}</div>",
+        cards,
+        script,
+    )
     return _write(folder / "report.html", page)
 
 
 def write_comparison(
-    run_dirs: Sequence[Folder] | Mapping[str, Folder | Sequence[Folder]], out: Folder
+    run_dirs: Sequence[Folder] | Mapping[str, Folder | Sequence[Folder]], out: Folder, *, note: str = ""
 ) -> Path:
     """Write one page that compares runs, and return its path.
 
@@ -146,6 +162,7 @@ def write_comparison(
         run_dirs: folders of runs, or folders by the name to show. A name with several folders is one method that was
             repeated, such as over seeds; it is shown by its mean and standard deviation.
         out: the HTML file to write.
+        note: what a reader should know, shown at the top.
 
     Example:
         >>> write_comparison({"CODASCA": ["runs/c-0", "runs/c-1"], "CODA+": "runs/p"}, "out.html")  # doctest: +SKIP
@@ -177,7 +194,8 @@ def write_comparison(
     if runs > len(groups):
         subtitle.append("numbers are means ± standard deviation over repetitions")
     subtitle += _common_facts(groups)
-    return _write(Path(out), _page(title, "Comparison", subtitle, "", cards, script))
+    lead = f"<p class='lead'>{_escape(note)}</p>" if note else ""
+    return _write(Path(out), _page(title, "Comparison", subtitle, lead, cards, script))
 
 
 # ---------------------------------------------------------------------------------------------- reading runs
@@ -237,6 +255,10 @@ class _Group:
         return f"@c{self.index % len(LIGHT)}"
 
     @property
+    def symbol(self) -> str:
+        return ("circle", "diamond", "square", "triangle-up")[self.index % 4]
+
+    @property
     def dash(self) -> str:
         return DASHES[self.index // len(LIGHT) % len(DASHES)]
 
@@ -248,7 +270,9 @@ class _Group:
 def _read(name: str, folder: Path) -> _Run:
     history = folder / "history.jsonl"
     if not history.is_file():
-        raise FedsaddleError(f"{folder}: no history.jsonl in it; give the folder of a run (train(..., out=...))")
+        raise FedsaddleError(
+            f"{folder}: no history.jsonl in it; give the folder of a run (train(..., out=...))"
+        )
     records: list[Record] = []
     lines = history.read_text(encoding="utf-8").splitlines()
     for i, line in enumerate(lines):
@@ -300,6 +324,15 @@ def _worst(main: str) -> str:
 # ---------------------------------------------------------------------------------------------- figures
 
 
+class _Card(NamedTuple):
+    """A part of a page."""
+
+    name: str
+    title: str
+    body: str  # HTML
+    wide: bool
+
+
 class _Plot(NamedTuple):
     """A figure on a page."""
 
@@ -330,7 +363,7 @@ def _lines(g: _Group, key: str, x: str) -> list[Trace]:
         return []
     xs = [float(p[:, 0].mean()) for p in common.values()]
     mean = [float(p[:, 1].mean()) for p in common.values()]
-    spread = [float(p[:, 1].std()) for p in common.values()]
+    spread = [float(p[:, 1].std(ddof=1)) if len(p) > 1 else 0.0 for p in common.values()]
     number = ".3~g" if key in ON_LOG_SCALE else ".4f"
     label = f"%{{y:{number}}}" + (f" ± %{{customdata:{number}}}" if len(g.runs) > 1 else "")
     line = {
@@ -340,9 +373,8 @@ def _lines(g: _Group, key: str, x: str) -> list[Trace]:
     }  # fmt: skip
     if len(g.runs) == 1 or key in ON_LOG_SCALE:
         return [line]
-    low, high = [m - s for m, s in zip(mean, spread, strict=True)], [
-        m + s for m, s in zip(mean, spread, strict=True)
-    ]
+    low = [m - s for m, s in zip(mean, spread, strict=True)]
+    high = [m + s for m, s in zip(mean, spread, strict=True)]
     band = {
         "type": "scatter", "mode": "lines", "x": xs + xs[::-1], "y": high + low[::-1], "fill": "toself",
         "fillcolor": f"{g.colour}a", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False,
@@ -350,7 +382,7 @@ def _lines(g: _Group, key: str, x: str) -> list[Trace]:
     return [band, line]
 
 
-def _course(groups: list[_Group], main: str) -> str:
+def _course(groups: list[_Group], main: str) -> _Card:
     """Quality against rounds and against bytes. One run: main metric and worst 20 % together; several: apart."""
     log, plots = main in ON_LOG_SCALE, []
     keys = [main, _worst(main)]
@@ -366,9 +398,11 @@ def _course(groups: list[_Group], main: str) -> str:
                     data += [t | named | {"line": t["line"] | style} for t in _lines(g, key, x)]
             if not data:
                 continue
-            layout = _axes(axis, _label(wanted[0]) if len(wanted) == 1 else _unit(main), log)
+            layout = _axes(axis, _unit(main), log)
             layout |= {"hovermode": "x unified" if x == "round" or together else "closest"}
-            layout["xaxis"] |= {"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"} if x == "bytes" else {}
+            layout["xaxis"] |= (
+                {"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"} if x == "bytes" else {}
+            )
             layout["yaxis"] |= {} if log else _focus(data)
             title = f"Against {against}" if together else f"{_label(wanted[0])}, against {against}"
             plots.append(_Plot(title, data, layout))
@@ -392,25 +426,28 @@ def _focus(data: list[Trace]) -> Record:
     return {"range": [low - margin, high + margin]}
 
 
-def _by_client(groups: list[_Group], main: str) -> str:
+def _by_client(groups: list[_Group], main: str) -> _Card | None:
     """A dot for each client; repetitions are averaged."""
     if not any(run.per_client(main) for g in groups for run in g.runs):
-        return ""
+        return None
     first = next(run for g in groups for run in g.runs if run.per_client(main))
-    alike = [g for g in groups if all(r.client_names == first.client_names and r.per_client(main) for r in g.runs)]
+    alike = [
+        g for g in groups if all(r.client_names == first.client_names and r.per_client(main) for r in g.runs)
+    ]
     n = len(first.per_client(main))
     if any(len(r.per_client(main)) != n for g in alike for r in g.runs):
-        return ""
+        return None
     table = {g.index: _column_means([r.per_client(main) for r in g.runs]) for g in alike}
     best = table[alike[0].index]
     defined = sorted((i for i in range(n) if best[i] is not None), key=lambda i: (best[i], i))
     undefined = [i for i in range(n) if best[i] is None]
     if not defined:
-        return ""
+        return None
     across = n > _NAMED_CLIENTS
     data: list[Trace] = []
-    places = list(range(len(defined)))
-    for g in alike:
+    for j, g in enumerate(alike):
+        step = min(0.16, 0.7 / len(alike))
+        places = [k + (j - (len(alike) - 1) / 2) * step * (not across) for k in range(len(defined))]
         values = [table[g.index][i] for i in defined]
         data.append({
             "type": "scatter", "mode": "markers", "name": _escape(g.name), "showlegend": False,
@@ -421,15 +458,22 @@ def _by_client(groups: list[_Group], main: str) -> str:
             ),
             "marker": {
                 "color": g.colour, "size": 5 if across else 10, "opacity": 0.9,
-                "symbol": ("circle", "diamond", "square", "triangle-up")[g.index % 4],
+                "symbol": g.symbol,
                 "line": {"color": "@surface", "width": 1},
             },
         })  # fmt: skip
     value = {"title": {"text": _unit(main)}}
-    names = {"tickvals": places, "ticktext": [_short(first.client(i)) for i in defined], "showgrid": True}
+    names = {
+        "tickvals": list(range(len(defined))),
+        "ticktext": [_short(first.client(i)) for i in defined],
+        "showgrid": True,
+    }
     layout: Record = {"hovermode": "closest"}
     if across:
-        layout |= {"xaxis": {"title": {"text": "Clients, from worst to best"}, "showticklabels": False}, "yaxis": value}
+        layout |= {
+            "xaxis": {"title": {"text": "Clients, from worst to best"}, "showticklabels": False},
+            "yaxis": value,
+        }
     else:
         layout |= {"xaxis": value, "yaxis": names | {"automargin": True, "range": [-0.7, len(defined) - 0.3]}}
     height = 340 if across else 96 + 28 * len(defined)
@@ -440,10 +484,18 @@ def _by_client(groups: list[_Group], main: str) -> str:
         note = note.replace("at the bottom", "on the left")
     if len(alike) > 1:
         note += f" Sorted by {alike[0].name}."
+    whole = _finite(first.final.get(main))
+    if len(groups) == 1 and whole is not None:
+        at, over = ("y", "x") if across else ("x", "y")
+        layout["shapes"] = [{
+            "type": "line", f"{at}0": whole, f"{at}1": whole, f"{over}ref": "paper", f"{over}0": 0, f"{over}1": 1,
+            "line": {"color": "@soft", "width": 1, "dash": "dot"}, "layer": "below",
+        }]  # fmt: skip
+        note += f" The dotted line is the {_label(main)[0].lower()}{_label(main)[1:]} of all samples pooled."
     if undefined:
         listed = ", ".join(first.client(i) for i in undefined[:12]) + (" …" if len(undefined) > 12 else "")
         note += f" Not defined for {_plural(len(undefined), 'client')} with one class only: {listed}."
-    legend = _legend([(g.name, g.colour, "dot mark") for g in alike]) if len(alike) > 1 else ""
+    legend = _legend([(g.name, g.colour, g.symbol) for g in alike]) if len(alike) > 1 else ""
     body = legend + _plots([_Plot("", data, layout, height)]) + f"<p class='note'>{_escape(note)}</p>"
     return _card("clients", f"{_unit(main)} client by client", body)
 
@@ -454,14 +506,14 @@ def _who(run: _Run, i: int) -> str:
     return f"<b>{_escape(run.client(i))}</b>{held}"
 
 
-def _residual(groups: list[_Group], main: str) -> str:
+def _residual(groups: list[_Group], main: str) -> _Card | None:
     """How far from a solution, where the problem knows it."""
     for key in RESIDUALS:
         data = [] if key == main else [t for g in groups for t in _lines(g, key, "round")]
         if data:
             break
     else:
-        return ""
+        return None
     layout = _axes("Round", _label(key), log=True) | {"hovermode": "x unified"}
     shown = [g for g in groups if _lines(g, key, "round")]
     note = {
@@ -474,22 +526,26 @@ def _residual(groups: list[_Group], main: str) -> str:
         missing = [g.name for g in groups if g not in shown]
         note += f" Not known for {', '.join(missing)}, which solves another problem." if missing else ""
     return _card(
-        "residual", _label(key), legend + _plots([_Plot("", data, layout)]) + f"<p class='note'>{_escape(note)}</p>"
+        "residual",
+        _label(key),
+        legend + _plots([_Plot("", data, layout)]) + f"<p class='note'>{_escape(note)}</p>",
     )
 
 
-def _calendar(run: _Run) -> str:
+def _calendar(run: _Run) -> _Card | None:
     """Who took part when; only where some rounds had fewer than all clients."""
     rounds = [r for r in run.records if "participants" in r]
     n = run.n_clients
     if not rounds or not n or not any("clients" in r for r in rounds):
-        return ""
+        return None
     if any("clients" not in r and r["participants"] < n for r in rounds):
-        return ""  # too many to be listed
+        return None  # too many to be listed
     grid = np.zeros((n, len(rounds)))
     for j, r in enumerate(rounds):
         grid[r.get("clients", list(range(n))), j] = 1
-    rows, columns = (np.array_split(np.arange(k), min(k, m)) for k, m in zip(grid.shape, _CALENDAR, strict=True))
+    rows, columns = (
+        np.array_split(np.arange(k), min(k, m)) for k, m in zip(grid.shape, _CALENDAR, strict=True)
+    )
     binned = len(rows) < n or len(columns) < len(rounds)
     share = np.array([[grid[np.ix_(a, b)].mean() for b in columns] for a in rows])
     who = [run.client(int(a[0])) + (f" to {run.client(int(a[-1]))}" if len(a) > 1 else "") for a in rows]
@@ -501,13 +557,17 @@ def _calendar(run: _Run) -> str:
         "xgap": 1 if len(columns) <= 80 else 0, "ygap": 1 if len(rows) <= 40 else 0,
     }]  # fmt: skip
     named = len(rows) <= _NAMED_CLIENTS
-    y = {"tickvals": list(range(len(rows))), "ticktext": [_short(w) for w in who]} if named else {"showticklabels": False}
+    y = (
+        {"tickvals": list(range(len(rows))), "ticktext": [_short(w) for w in who]}
+        if named
+        else {"showticklabels": False}
+    )
     layout = {
         "xaxis": {"title": {"text": "Round"}, "showgrid": False},
         "yaxis": y | {"autorange": "reversed", "showgrid": False, "automargin": True, "zeroline": False},
         "hovermode": "closest",
     }
-    height = 90 + max(180, min(520, 18 * len(rows)))
+    height = 96 + (28 * len(rows) if named else 420)
     times = grid.sum(1)
     note = (
         f"On average {grid.sum(0).mean():.1f} of {n} clients took part in a round; a client took part in "
@@ -515,16 +575,20 @@ def _calendar(run: _Run) -> str:
     )
     failures = run.records[-1].get("failures", 0)
     note += f" {failures:,} requests stayed without an answer." if failures else ""
-    return _card("calendar", "Who took part", _plots([_Plot("", data, layout, height)]) + f"<p class='note'>{note}</p>")
+    return _card(
+        "calendar", "Who took part", _plots([_Plot("", data, layout, height)]) + f"<p class='note'>{note}</p>"
+    )
 
 
-def _partition(groups: list[_Group]) -> str:
+def _partition(groups: list[_Group]) -> _Card | None:
     """Samples of each class at each client; of several runs only if all have the same data."""
     runs = [run for g in groups for run in g.runs]
     first = runs[0]
     counts = first.result.get("class_counts")
-    if not counts or any(r.result.get("class_counts") != counts or r.client_names != first.client_names for r in runs):
-        return ""
+    if not counts or any(
+        r.result.get("class_counts") != counts or r.client_names != first.client_names for r in runs
+    ):
+        return None
     table = np.array(counts)  # [N, C]
     n, width = table.shape
     given = [str(c) for c in first.result.get("classes") or []]
@@ -540,16 +604,26 @@ def _partition(groups: list[_Group]) -> str:
         "tickvals": order, "ticktext": [_short(first.client(i)) for i in order], "autorange": "reversed", "automargin": True,
         "showgrid": False, "zeroline": False,
     }  # fmt: skip
-    unnamed = {"title": {"text": _plural(n, "client")}, "showticklabels": False, "showgrid": False, "zeroline": False}
+    unnamed = {
+        "title": {"text": _plural(n, "client")},
+        "showticklabels": False,
+        "showgrid": False,
+        "zeroline": False,
+    }
     if width > len(LIGHT) or n * width > 2000:
         x, y = ([order, list(range(width))], [list(range(width)), order])[along]
         z = share if along else share.T
         data.append({
-            "type": "heatmap", "x": x, "y": y, "z": z.round(4).tolist(), "colorscale": [[0, "@empty"], [1, "@c0"]], "zmin": 0,
+            "type": "heatmap", "x": x, "y": y, "z": z.round(4).tolist(), "zmin": 0,
+            "colorscale": [[0, "@empty"], [1, "@c0"]],
             "colorbar": {"title": {"text": "share"}, "tickformat": ".0%", "thickness": 10, "outlinewidth": 0},
-            "hovertemplate": ("class %{x}" if along else "class %{y}") + "<br>%{z:.1%} of the client's samples<extra></extra>",
+            "hovertemplate": "class %{" + "yx"[along] + "}<br>%{z:.1%} of the client's samples<extra></extra>",
         })  # fmt: skip
-        ticks = {"title": {"text": "Class"}, "tickvals": list(range(width)), "ticktext": [_short(c, 12) for c in classes]}
+        ticks = {
+            "title": {"text": "Class"},
+            "tickvals": list(range(width)),
+            "ticktext": [_short(c, 12) for c in classes],
+        }
         layout: Record = {"xaxis": ticks, "yaxis": names} if along else {"xaxis": unnamed, "yaxis": ticks}
     else:
         # with two classes the usual one is grey, so that the rare one is seen
@@ -595,11 +669,13 @@ def _tiles(run: _Run, main: str) -> str:
     )
 
 
-def _key_numbers(run: _Run) -> str:
+def _key_numbers(run: _Run) -> _Card:
     final = run.final
     rows = [(k, final[k]) for k in LABELS if k in final and isinstance(final[k], int | float)]
     rows += [
-        (k, v) for k, v in final.items() if k not in LABELS and isinstance(v, int | float) and k != "clients"
+        (k, v)
+        for k, v in final.items()
+        if k not in LABELS and k != "participants" and isinstance(v, int | float)
     ]
     body = "".join(
         f"<tr><th scope='row'>{_escape(_label(k))}{_small(NOTES.get(k))}</th><td>{_number(k, v)}</td></tr>"
@@ -614,14 +690,19 @@ def _key_numbers(run: _Run) -> str:
         )
     elif rounds and run.records[-1]["round"] < rounds:
         warning = f"<p class='warning'>Only {run.records[-1]['round']:,} of {rounds:,} rounds are in the history.</p>"
-    return _card("numbers", "Key numbers", f"{warning}<table class='pairs columns'><tbody>{body}</tbody></table>", wide=True)
+    return _card(
+        "numbers",
+        "Key numbers",
+        f"{warning}<table class='pairs columns'><tbody>{body}</tbody></table>",
+        wide=True,
+    )
 
 
-def _table_of_runs(groups: list[_Group], main: str) -> str:
+def _table_of_runs(groups: list[_Group], main: str) -> _Card:
     base = main.removeprefix("train_")
     wanted = {
-        main: _label(main), f"{base}_clients": "Mean over clients", f"{base}_worst20": "Worst 20 %",
-        f"{base}_best20": "Best 20 %", "single_class_clients": "Single-class clients", "round": "Rounds",
+        main: _label(main), f"{base}_clients": "Mean over clients", f"{base}_worst20": "Worst 20\u00a0%",
+        f"{base}_best20": "Best 20\u00a0%", "single_class_clients": "Single-class clients", "round": "Rounds",
         "phases": "Phases", "bytes_down": "Down", "bytes_up": "Up", "seconds": "Time",
     }  # fmt: skip
     keys = [k for k in wanted if any(g.values(k) for g in groups)]
@@ -631,49 +712,51 @@ def _table_of_runs(groups: list[_Group], main: str) -> str:
     for i, g in enumerate(groups):
         cells = []
         for k in keys:
-            text = _mean_and_spread(k, g.values(k))
-            cells.append(f"<td class='best'>{text}</td>" if best[k] == i and len(groups) > 1 else f"<td>{text}</td>")
+            kind = " class='best'" if i in best[k] else ""
+            cells.append(f"<td{kind}>{_mean_and_spread(k, g.values(k))}</td>")
         algorithm = g.runs[0].part("algorithm").get("name")
         problem = g.runs[0].part("problem").get("name")
         what = f"{algorithm} on {problem}" if algorithm and problem else ""
         what += f", {len(g.runs)} repetitions" if len(g.runs) > 1 else ""
         unfinished = sum(not r.result for r in g.runs)
         what += f", {unfinished} unfinished" if unfinished else ""
-        rows.append(
-            f"<tr><th scope='row'>{_swatch(g.colour, g.dash)}{_escape(g.name)}{_small(what.strip(', '))}</th>{''.join(cells)}</tr>"
-        )
-    table = f"<div class='scroll'><table class='runs'><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    return _card("runs", "Results", table, wide=True)
+        method = _swatch(g.colour, g.dash) + _escape(g.name) + _small(what.strip(", "))
+        rows.append(f"<tr><th scope='row'>{method}</th>{''.join(cells)}</tr>")
+    table = _scrolling("runs", head, "".join(rows))
+    note = "<p class='note'>In bold: the best mean.</p>" if any(best.values()) else ""
+    return _card("runs", "Results", table + note, wide=True)
 
 
-def _best(key: str, values: list[list[float]]) -> int | None:
-    """Which run is best in a measure of quality; None for counters and where a run has no value."""
+def _best(key: str, values: list[list[float]]) -> list[int]:
+    """Which of several runs are best in a measure of quality, as far as its digits are shown."""
     base, _, kind = key.rpartition("_")
     quality = key in MAIN or (base in MAIN and kind in ("clients", "worst20", "best20"))
-    if not quality or not all(values):
-        return None
+    if not quality or not all(values) or len(values) == 1:
+        return []
     means = [float(np.mean(v)) for v in values]
-    sign = -1 if key in ON_LOG_SCALE or key == "loss" else 1
-    return int(np.argmax([sign * m for m in means]))
+    top = min(means) if key in ON_LOG_SCALE or key == "loss" else max(means)
+    found = [i for i, m in enumerate(means) if _number(key, m) == _number(key, top)]
+    return found if len(found) < len(values) else []
 
 
-def _communication(run: _Run) -> str:
+def _communication(run: _Run) -> _Card | None:
     traffic = run.result.get("communication") or {}
     phases = traffic.get("phases") or {}
     rows = [(name, t) for name, t in phases.items() if isinstance(t, dict)]
     if not rows:
-        return ""
+        return None
     total = {k: sum(t.get(k, 0) for _, t in rows) for k in ("phases", "bytes_down", "bytes_up")}
     setup = traffic.get("setup") or {}
     listed = ([("set-up, before the first round", setup)] if setup.get("phases") else []) + rows
     body = "".join(
-        f"<tr><th scope='row'><code>{_escape(name)}</code></th>{_traffic(t)}</tr>"
-        for name, t in listed
+        f"<tr><th scope='row'><code>{_escape(name)}</code></th>{_traffic(t)}</tr>" for name, t in listed
     )
     body += f"<tr class='total'><th scope='row'>All rounds</th>{_traffic(total)}</tr>"
     head = "".join(f"<th scope='col'>{h}</th>" for h in ("Phase", "Times", "Down", "Up"))
-    note = "A phase is one exchange: the server sends, clients work, clients answer. Counted over all clients."
-    table = f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    note = (
+        "A phase is one exchange: the server sends, clients work, clients answer. Counted over all clients."
+    )
+    table = _scrolling("traffic", head, body)
     return _card("communication", "Communication by phase", f"{table}<p class='note'>{note}</p>")
 
 
@@ -682,43 +765,49 @@ def _traffic(t: Record) -> str:
     return f"<td>{times:,}</td><td>{human_bytes(down)}</td><td>{human_bytes(up)}</td>"
 
 
-def _settings(run: _Run) -> str:
+def _settings(run: _Run) -> _Card | None:
     config = run.result.get("config") or {}
     parts = []
     for section, content in config.items():
         pairs = content.items() if isinstance(content, dict) else [(section, content)]
         rows = "".join(
-            f"<tr><th scope='row'>{_escape(str(k))}</th><td><code>{_escape(_plain(v))}</code></td></tr>" for k, v in pairs
+            f"<tr><th scope='row'>{_escape(str(k))}</th><td><code>{_escape(_plain(v))}</code></td></tr>"
+            for k, v in pairs
         )
-        parts.append(f"<div><h3>{_escape(str(section))}</h3><table class='pairs'><tbody>{rows}</tbody></table></div>")
+        parts.append(
+            f"<div><h3>{_escape(str(section))}</h3><table class='pairs'><tbody>{rows}</tbody></table></div>"
+        )
     body = f"<div class='sections'>{''.join(parts)}</div>" if parts else ""
     if run.config_text:
         body += f"<details><summary>config.toml</summary><pre>{_escape(run.config_text)}</pre></details>"
-    return _card("settings", "Settings", body, wide=True) if body else ""
+    return _card("settings", "Settings", body, wide=True) if body else None
 
 
-def _differences(groups: list[_Group]) -> str:
+def _differences(groups: list[_Group]) -> _Card | None:
     """Settings in which runs differ, side by side, and those that all share."""
     flat = [[_flat(run.result.get("config") or {}) for run in g.runs] for g in groups]
     names = list(dict.fromkeys(k for runs in flat for f in runs for k in f))
     if not names:
-        return ""
+        return None
     shown = {k: [_values(f.get(k) for f in runs) for runs in flat] for k in names}
     differing = {k: v for k, v in shown.items() if len(set(v)) > 1}
     common = {k: v[0] for k, v in shown.items() if len(set(v)) == 1}
     body = ""
     if differing:
-        head = "<th scope='col'>Setting</th>" + "".join(f"<th scope='col'>{_escape(g.name)}</th>" for g in groups)
+        head = "<th scope='col'>Setting</th>" + "".join(
+            f"<th scope='col'>{_escape(g.name)}</th>" for g in groups
+        )
         rows = "".join(
-            f"<tr><th scope='row'>{_escape(k)}</th>" + "".join(f"<td><code>{_escape(x)}</code></td>" for x in v) + "</tr>"
+            f"<tr><th scope='row'>{_escape(k)}</th>"
+            + "".join(f"<td><code>{_escape(x)}</code></td>" for x in v)
+            + "</tr>"
             for k, v in differing.items()
         )
-        body = (
-            f"<div class='scroll'><table class='settings'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-        )
+        body = _scrolling("settings", head, rows)
     if common:
         rows = "".join(
-            f"<tr><th scope='row'>{_escape(k)}</th><td><code>{_escape(v)}</code></td></tr>" for k, v in common.items()
+            f"<tr><th scope='row'>{_escape(k)}</th><td><code>{_escape(v)}</code></td></tr>"
+            for k, v in common.items()
         )
         body += (
             f"<details{'' if differing else ' open'}><summary>The same for all: {_plural(len(common), 'setting')}</summary>"
@@ -727,21 +816,21 @@ def _differences(groups: list[_Group]) -> str:
     return _card("settings", "Settings that differ" if differing else "Settings", body, wide=True)
 
 
-def _citations(groups: list[_Group]) -> str:
+def _citations(groups: list[_Group]) -> _Card | None:
     classes = {cls.__name__: cls for cls in ALGORITHMS.values()}
     names = dict.fromkeys(str(run.part("algorithm").get("name")) for g in groups for run in g.runs)
     entries = dict.fromkeys(classes[n].cites.bibtex() for n in names if n in classes)
     if not entries:
-        return ""
+        return None
     body = "".join(f"<pre class='cite'>{_escape(entry)}</pre>" for entry in entries)
     return _card("cite", "How to cite the method" + ("s" if len(entries) > 1 else ""), body)
 
 
-def _versions(groups: list[_Group]) -> str:
+def _versions(groups: list[_Group]) -> _Card | None:
     runs = [run for g in groups for run in g.runs]
     names = dict.fromkeys(k for run in runs for k in run.result.get("versions") or {})
     if not names:
-        return ""
+        return None
     rows = "".join(
         f"<tr><th scope='row'>{_escape(str(k))}</th>"
         f"<td><code>{_escape(_values((r.result.get('versions') or {}).get(k) for r in runs))}</code></td></tr>"
@@ -813,11 +902,23 @@ def _number(key: str, value: float) -> str:
     if key in ("bytes_down", "bytes_up"):
         return human_bytes(value)
     if key == "seconds":
-        return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
-    if isinstance(value, int) or key in ("round", "phases", "single_class_clients", "failures", "participants"):
+        return (
+            f"{value:.1f} s"
+            if value < 120
+            else f"{value / 60:.1f} min"
+            if value < 7200
+            else f"{value / 3600:.1f} h"
+        )
+    if isinstance(value, int) or key in (
+        "round",
+        "phases",
+        "single_class_clients",
+        "failures",
+        "participants",
+    ):
         return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
     if key in ON_LOG_SCALE:
-        return f"{value:.2e}"
+        return f"{value:.3g}"
     return f"{value:.4f}"
 
 
@@ -827,7 +928,11 @@ def _mean_and_spread(key: str, values: list[float]) -> str:
     mean = float(np.mean(values))
     text = _number(key, mean)
     unit_free = key not in ("bytes_down", "bytes_up", "seconds", "round", "phases", "single_class_clients")
-    return f"{text} <small>± {_number(key, float(np.std(values)))}</small>" if len(values) > 1 and unit_free else text
+    return (
+        f"{text} <small>± {_number(key, float(np.std(values, ddof=1)))}</small>"
+        if len(values) > 1 and unit_free
+        else text
+    )
 
 
 def _plural(n: int, noun: str) -> str:
@@ -846,7 +951,9 @@ def _values(values: Iterable[Any]) -> str:
 def _flat(config: Record, prefix: str = "") -> Record:
     out: Record = {}
     for key, value in config.items():
-        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": _plain(value)}
+        out |= (
+            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": _plain(value)}
+        )
     return out
 
 
@@ -858,19 +965,19 @@ def _column_means(rows: list[list[float | None]]) -> list[float | None]:
     return out
 
 
-def _css(colour: str) -> str:
-    return f"var(--{colour.removeprefix('@')})"
-
-
 def _swatch(colour: str, kind: str) -> str:
-    styles: dict[str, Callable[[str], str]] = {
-        "dot mark": lambda c: f"<circle cx='11' cy='5' r='4' fill='{c}'/>",
-        "block": lambda c: f"<rect x='4' width='10' height='10' rx='2' fill='{c}'/>",
+    """A small picture for legends: a line of some dash, a marker or a block."""
+    shapes = {
+        "block": "<rect x='6' width='10' height='10' rx='2'/>",
+        "circle": "<circle cx='11' cy='5' r='4'/>",
+        "diamond": "<path d='M11 0l5 5l-5 5l-5-5z'/>",
+        "square": "<rect x='7' y='1' width='8' height='8'/>",
+        "triangle-up": "<path d='M11 1l4.5 8h-9z'/>",
     }
     dashes = {"dash": "6 3", "dot": "2 3", "dashdot": "6 3 2 3"}
-    line = f"<path d='M0 5h22' stroke='{_css(colour)}' stroke-width='2.5' stroke-dasharray='{dashes.get(kind, '')}'/>"
-    shape = styles[kind](_css(colour)) if kind in styles else line
-    return f"<svg class='swatch' width='22' height='10' aria-hidden='true'>{shape}</svg>"
+    line = f"<path d='M0 5h22' stroke='currentColor' stroke-width='2.5' stroke-dasharray='{dashes.get(kind, '')}'/>"
+    style = f"color:var(--{colour.removeprefix('@')});fill:currentColor"
+    return f"<svg class='swatch' width='22' height='10' style='{style}' aria-hidden='true'>{shapes.get(kind, line)}</svg>"
 
 
 def _legend(entries: list[tuple[str, str, str]]) -> str:
@@ -891,27 +998,48 @@ def _plots(plots: list[_Plot]) -> str:
     return f"<div class='plots{' pair' if len(plots) > 1 else ''}'>{''.join(out)}</div>"
 
 
-def _card(name: str, title: str, body: str, wide: bool = False) -> str:
-    return f"<section class='card{' wide' if wide else ''}' id='{name}'><h2>{_escape(title)}</h2>{body}</section>"
+def _scrolling(kind: str, head: str, body: str) -> str:
+    table = f"<table class='{kind}'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class='scroll'>{table}</div>"
 
 
-def _page(title: str, kind: str, subtitle: list[str], tiles: str, cards: list[str], plotly_js: str) -> str:
+def _card(name: str, title: str, body: str, wide: bool = False) -> _Card:
+    return _Card(name, title, body, wide)
+
+
+def _laid_out(cards: Iterable[_Card | None]) -> str:
+    """The cards in two columns; one that has no neighbour takes both."""
+    out, open_row = [], False
+    shown = [card for card in cards if card is not None]
+    for i, card in enumerate(shown):
+        alone = not open_row and (i + 1 == len(shown) or shown[i + 1].wide)
+        wide = card.wide or alone
+        open_row = not wide and not open_row
+        kind = "card wide" if wide else "card"
+        out.append(
+            f"<section class='{kind}' id='{card.name}'><h2>{_escape(card.title)}</h2>{card.body}</section>"
+        )
+    return "".join(out)
+
+
+def _page(
+    title: str, kind: str, subtitle: list[str], lead: str, cards: list[_Card | None], plotly_js: str
+) -> str:
     parts = {
         "@TITLE@": _escape(title),
         "@KIND@": _escape(kind),
         "@SUBTITLE@": " <span class='sep'>·</span> ".join(_escape(s) for s in subtitle),
-        "@TILES@": f"<div class='tiles'>{tiles}</div>" if tiles else "",
+        "@LEAD@": lead,
         "@STYLE@": _STYLE,
         "@SCRIPT@": _SCRIPT,
         "@PALETTES@": json.dumps({"light": _colours("light"), "dark": _colours("dark")}),
         "@LIGHT@": _variables("light"),
         "@DARK@": _variables("dark"),
         "@PLOTLY@": plotly_js.replace("</script", "<\\/script"),
-        "@CARDS@": "".join(cards),
+        "@CARDS@": _laid_out(cards),
     }
-    # one pass, so that a name that reads like a place holder stays a name
-    import re
 
+    # one pass, so that a name that reads like a place holder stays a name
     def fill(template: str) -> str:
         return re.sub("|".join(parts), lambda m: parts[m[0]], template)
 
@@ -989,8 +1117,10 @@ style-src 'unsafe-inline'; img-src data: blob:">
 </head>
 <body>
 <main>
-<header><p class="eyebrow">fedsaddle <span class="sep">/</span> @KIND@</p><h1>@TITLE@</h1><p class="subtitle">@SUBTITLE@</p></header>
-@TILES@
+<header>
+<p class="eyebrow">fedsaddle <span class="sep">/</span> @KIND@</p><h1>@TITLE@</h1><p class="subtitle">@SUBTITLE@</p>
+</header>
+@LEAD@
 <noscript><p class="warning">The figures need JavaScript. The tables do not.</p></noscript>
 <div class="cards">@CARDS@</div>
 <footer>Written by fedsaddle. This page is one file and loads nothing from the network.</footer>
@@ -1007,7 +1137,8 @@ _STYLE = """
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--page);color:var(--ink);
- font:15px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;font-variant-numeric:tabular-nums}
+ font:15px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
+ font-variant-numeric:tabular-nums}
 main{max-width:1160px;margin:0 auto;padding:56px 28px 40px}
 header{margin-bottom:32px}
 .eyebrow{margin:0 0 10px;color:var(--soft);font-size:13px;letter-spacing:.02em;overflow-wrap:anywhere}
@@ -1016,13 +1147,15 @@ h1{margin:0;font-size:32px;line-height:1.2;font-weight:650;letter-spacing:-.015e
 .subtitle{margin:10px 0 0;color:var(--soft);max-width:80ch;overflow-wrap:anywhere}
 h2{margin:0 0 16px;font-size:16px;font-weight:650;letter-spacing:-.005em}
 h3{margin:0 0 4px;font-size:13px;font-weight:600;color:var(--soft)}
+p.lead{margin:-8px 0 24px;padding:12px 16px;border-left:3px solid var(--accent);background:var(--surface);
+ border-radius:0 10px 10px 0;max-width:90ch;overflow-wrap:anywhere}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:16px;margin-bottom:20px}
 .tile,.card{background:var(--surface);border:1px solid var(--rule);border-radius:14px}
 .tile{padding:18px 22px}
 .figure{font-size:26px;line-height:1.2;font-weight:600;letter-spacing:-.02em;white-space:nowrap}
 .tile.lead .figure{color:var(--accent)}
 .caption{margin-top:4px;color:var(--soft);font-size:13px}
-.cards{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,1fr);gap:20px;align-items:start}
+.cards{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,1fr);gap:20px}
 .card{padding:24px 26px;min-width:0}
 .card.wide{grid-column:1/-1}
 .plots.pair{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,1fr);gap:28px}
@@ -1043,21 +1176,26 @@ td{white-space:nowrap}
 tbody th{overflow-wrap:anywhere}
 th small{display:block;color:var(--soft);font-size:12.5px}
 td small{color:var(--soft);font-size:12.5px}
-.runs tbody th{min-width:150px;font-weight:600}
+.runs tbody th{min-width:190px;font-weight:600}
 .runs th small{font-weight:400;padding-left:30px}
+.runs td small{display:block;font-weight:400}
+.runs thead th{white-space:normal}
 .best{font-weight:650}
 .total>*{font-weight:650}
 .pairs td{white-space:normal;overflow-wrap:anywhere}
 .pairs tbody th{color:var(--ink)}
-.columns tbody{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,330px),1fr));column-gap:44px}
-.columns tr{display:flex;justify-content:space-between;align-items:baseline;border-bottom:1px solid var(--rule)}
-.columns tr>*{border:0}
-.sections{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,250px),1fr));gap:24px 40px}
+.columns,.columns tbody{display:block}
+.columns tbody{columns:2 320px;column-gap:48px;column-rule:1px solid var(--rule)}
+.columns tr{display:flex;justify-content:space-between;align-items:baseline;break-inside:avoid}
+.columns tr>*{border:0;padding-top:7px;padding-bottom:7px}
+.sections{columns:3 250px;column-gap:44px}
+.sections>div{break-inside:avoid;padding-bottom:20px}
 .sections table{font-size:13px}
 .sections th,.sections td{padding-top:6px;padding-bottom:6px}
 .settings td{white-space:normal;min-width:90px}
 code,pre{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace;font-size:12.5px}
-pre{margin:0;padding:14px 16px;border-radius:10px;background:var(--page);white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.5}
+pre{margin:0;padding:14px 16px;border-radius:10px;background:var(--page);line-height:1.5;
+ white-space:pre-wrap;overflow-wrap:anywhere}
 pre+pre{margin-top:10px}
 .cite{user-select:all}
 details{margin-top:18px}
@@ -1100,8 +1238,8 @@ _SCRIPT = """
   var printing = false;
   var font = 'system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif';
   var config = {
-    displaylogo: false, responsive: true, showTips: false,
-    modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d", "zoomIn2d", "zoomOut2d", "pan2d"]
+    displaylogo: false, showTips: false, displayModeBar: "hover", modeBarButtons: [["toImage", "zoom2d", "resetScale2d"]],
+    showSendToCloud: false, plotlyServerURL: ""  // recent Plotly offers to upload a figure, unless told not to
   };
 
   // "@c0" below a key that speaks of colour becomes a colour; every other text is left as it is
@@ -1131,8 +1269,10 @@ _SCRIPT = """
       var figure = coloured(JSON.parse(place.nextElementSibling.textContent), c, false);
       var layout = Object.assign({
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: font, size: 13, color: c.ink },
-        margin: { l: 56, r: 12, t: 12, b: 48 }, showlegend: false, hovermode: "closest",
-        hoverlabel: { bgcolor: c.surface, bordercolor: c.rule, font: { family: font, size: 12.5, color: c.ink }, align: "left" },
+        margin: { l: 56, r: 14, t: 30, b: 48 }, showlegend: false, hovermode: "closest",
+        hoverlabel: {
+          bgcolor: c.surface, bordercolor: c.rule, font: { family: font, size: 12.5, color: c.ink }, align: "left"
+        },
         modebar: { bgcolor: "rgba(0,0,0,0)", color: c.soft, activecolor: c.accent }
       }, figure.layout);
       layout.xaxis = axis(layout.xaxis, c);

@@ -34,7 +34,7 @@ class Cell(NamedTuple):
 
     at: dict[str, Any]  # values of ROWS and COLUMNS
     set: dict[str, Any]  # config keys, "algorithm.lr": 0.1
-    tune: Mapping[str, Sequence[Any]] = {}  # noqa: RUF012  a grid over further keys; never written to
+    tune: Mapping[str, Sequence[Any]] = {}
 
 
 class Verdict(NamedTuple):

@@ -15,9 +15,9 @@ TOLERANCE = 0.002  # "does not degenerate too much compared with I = 1": within 
 
 
 def cells(quick):
-    iterations, intervals = (256, [1, 32]) if quick else (4096, [1, 8, 32, 128, 512])
-    steps = [0.1] if quick else [0.3, 0.1, 0.03]
-    data = {"data.limit": 4000} if quick else {}
+    iterations, intervals = (64, [1, 16]) if quick else (4096, [1, 8, 32, 128, 512])
+    steps = [0.1, 0.03] if quick else [0.3, 0.1, 0.03]
+    data = {"data.name": "synthetic_binary", "partition.min_size": 20} if quick else {}  # needs no file
     return [
         Cell(
             at={"method": label, "I": I},

@@ -74,6 +74,7 @@ class Simulation(Clients):
             memory=tree_map(lambda store: store.index_select(0, ids), self.memory),
             key=sampling.key(sampling.MINIBATCH, self.seed, self.round, phase),
             batching=self.batching,
+            dtype=self.dtype,
         )
 
     def _run(self, work: Work, message: Any, ids: np.ndarray, phase: int) -> Any:
@@ -87,9 +88,10 @@ class Simulation(Clients):
                     raise
                 except Exception as error:
                     who = f"client {part[0].item()}" if len(part) == 1 else f"{len(part)} clients"
+                    reason = str(error).partition("\n")[0]
                     raise FedsaddleError(
                         f"{work.__name__} failed in round {self.round}, phase {phase}, {who}: "
-                        f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                        f"{type(error).__name__}: {reason}"
                     ) from error
             # memory is written when the whole phase has succeeded
             for part, (_, memory) in zip(chunks, done, strict=True):

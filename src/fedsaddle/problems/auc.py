@@ -132,10 +132,11 @@ class AUC(ModelProblem):
         difference = (residual * sign).sum(-1, keepdim=True)  # negatives minus positives
         da, db = (difference - both) / 2, (-difference - both) / 2
         alpha = z[..., -1:]
+        share = batch.w.sum(-1, keepdim=True)  # 1, or what a piece is of all local samples
         if self.dual == "gradient":
-            minus_dalpha = 2 * p * (1 - p) * alpha - (coupling * h).sum(-1, keepdim=True)
+            minus_dalpha = 2 * p * (1 - p) * alpha * share - (coupling * h).sum(-1, keepdim=True)
         else:  # the public code's dual step, not dF/dA
-            minus_dalpha = 2 * alpha - 2 * (self.margin + z[..., -2:-1] - z[..., -3:-2])
+            minus_dalpha = (2 * alpha - 2 * (self.margin + z[..., -2:-1] - z[..., -3:-2])) * share
         return torch.cat([dw, da, db, minus_dalpha], dim=-1)
 
     def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
@@ -199,15 +200,20 @@ class AUC(ModelProblem):
     def dual_from(self, statistics: ClassSums) -> Tensor:
         """alpha = E[h|-] - E[h|+], each averaged over the clients that own the class: [1, 1]."""
 
-        def mean(total: Tensor, n: Tensor) -> Tensor:
+        def mean(total: Tensor, n: Tensor, name: str) -> Tensor:
             owners = n > 0
+            if not owners.any():
+                raise FedsaddleError(
+                    f"AUC: the dual needs both classes, but no participant drew a {name} example; "
+                    "draw more (dual_samples) or ask more clients"
+                )
             return torch.where(owners, total / n.clamp(min=1), 0.0).sum(-2, keepdim=True) / owners.sum(
                 -2, keepdim=True
             )
 
         s = statistics
-        alpha = mean(s.neg, s.n_neg) - mean(s.pos, s.n_pos)
-        return alpha if self.dual == "gradient" else 1 + alpha
+        alpha = mean(s.neg, s.n_neg, "negative") - mean(s.pos, s.n_pos, "positive")
+        return alpha if self.dual == "gradient" else (self.margin + alpha).clamp(0.0, _LARGEST_DUAL)
 
     def coupling(self, z: Tensor, data: Data) -> Tensor:
         """Per-sample p h 1- - (1-p) h 1+, whose mean is X(w): [..., S, B]."""

@@ -1,0 +1,460 @@
+"""The user's arrays, sparse matrices, frames and files as checked tensors; what is wrong is said in one line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedsaddle.errors import FedsaddleError
+
+Array = npt.NDArray[Any]
+IntArray = npt.NDArray[np.int64]
+
+MAX_DENSE_BYTES = 8 * 2**30  # a sparse x larger than this is refused, not densified
+REGRESSION_LEVELS = 20  # float labels with more distinct fractions than this are a regression target
+IMPUTE = "drop or impute it before building the federation"
+
+COMPRESSED = (".gz", ".bz2", ".xz")
+FORMATS = {".csv": "csv", ".parquet": "parquet", ".npz": "npz"} | dict.fromkeys(
+    (".svm", ".libsvm", ".txt"), "libsvm"
+)
+
+
+def optional_import(module: str, purpose: str, extra: str = "") -> Any:
+    """Import a module where it is needed, with a remedy when it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = f"fedsaddle[{extra}]" if extra else module.split(".")[0]
+        raise FedsaddleError(f"{purpose} needs {module.split('.')[0]}: pip install '{package}'") from error
+
+
+def short(values: Iterable[Any], most: int = 8) -> str:
+    """`'a', 'b', 'c', ... (12 in all)` for messages."""
+    items = [repr(v) for v in values]
+    return ", ".join(items) if len(items) <= most else f"{', '.join(items[:most])}, ... ({len(items)} in all)"
+
+
+# --------------------------------------------------------------------------------------------------- arrays
+
+
+def tensors(
+    x: Any, fields: Mapping[str, Any], dtype: torch.dtype | None, columns: tuple[str, ...] = ()
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The user's arrays as checked tensors, in the user's row order, and the names of x's columns."""
+    if hasattr(x, "columns") and hasattr(x, "dtypes"):  # a pandas DataFrame
+        columns = columns or tuple(map(str, x.columns))
+        x, dtype = _numeric_frame(x), dtype or torch.float32
+    data = {name: _tensor(value, name) for name, value in fields.items()}
+    if x is not None:
+        tensor = _tensor(x, "x")
+        if columns and (tensor.ndim != 2 or len(columns) != tensor.shape[1]):
+            shape = list(tensor.shape[1:])
+            raise FedsaddleError(
+                f"feature_names has {len(columns)} names, x has samples of {shape}: give one a column"
+            )
+        kind = dtype or (torch.float64 if tensor.dtype == torch.float64 else torch.float32)
+        data = {"x": tensor.to(kind)} | {
+            k: v.to(kind) if v.is_floating_point() else v for k, v in data.items()
+        }
+    for name, tensor in data.items():
+        _check_finite(tensor, name, columns if name == "x" else ())
+    return data, columns
+
+
+def _tensor(value: Any, name: str) -> Tensor:
+    """numpy, torch, pandas, list or scipy sparse as a tensor with at least one axis."""
+    if isinstance(value, Tensor):
+        tensor = value.detach()
+    else:
+        if hasattr(value, "toarray") and hasattr(value, "nnz"):  # scipy sparse
+            n_bytes = int(np.prod(value.shape)) * value.dtype.itemsize
+            if n_bytes > MAX_DENSE_BYTES:
+                size, bound = f"{n_bytes / 2**30:.1f} GiB", f"{MAX_DENSE_BYTES / 2**30:.0f} GiB"
+                remedy = "drop columns or reduce them with sklearn's TruncatedSVD"
+                raise FedsaddleError(
+                    f"{name} is sparse and takes {size} when dense, more than {bound}: {remedy}"
+                )
+            value = value.toarray()
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise FedsaddleError(
+                f"{name} is ragged: every sample needs the same shape; pad or crop them"
+            ) from error
+        if array.dtype.kind not in "fiub":
+            remedy = "encode text as numbers, for example with pandas.get_dummies"
+            raise FedsaddleError(f"{name} must be numeric, got dtype {array.dtype}: {remedy}")
+        if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+            array = array.astype(np.int64)
+        if array.dtype.kind == "f" and array.dtype.itemsize not in (2, 4, 8):
+            array = array.astype(np.float64)
+        tensor = torch.from_numpy(np.require(array, requirements=["C", "W", "A"]))
+    if tensor.ndim == 0 or len(tensor) == 0:
+        raise FedsaddleError(f"{name} has no rows: give one row a sample")
+    return tensor
+
+
+def _numeric_frame(frame: Any) -> Array:
+    """A DataFrame's values as floats; text columns are refused, missing values become NaN."""
+    pandas = optional_import("pandas", "a DataFrame")
+    if text := [c for c in frame.columns if not pandas.api.types.is_numeric_dtype(frame[c].dtype)]:
+        what = f"column {text[0]!r} is" if len(text) == 1 else f"columns {short(text)} are"
+        remedy = f"one-hot encode with pandas.get_dummies(frame, columns={text[:8]!r})"
+        raise FedsaddleError(f"{what} not numeric ({frame[text[0]].dtype}): {remedy}")
+    values: Array = frame.to_numpy(dtype=np.float64, na_value=np.nan)
+    return values
+
+
+def _check_finite(tensor: Tensor, name: str, columns: Sequence[str]) -> None:
+    if not tensor.is_floating_point() or torch.isfinite(tensor.sum()):  # a finite sum has finite terms only
+        return
+    bad = (~torch.isfinite(tensor)).nonzero()
+    if len(bad) == 0:  # the sum alone overflowed
+        return
+    row, *at = bad[0].tolist()
+    value = float(tensor[tuple(bad[0])])
+    what = "NaN" if value != value else "inf" if value > 0 else "-inf"
+    where = f"row {row}"
+    if len(at) == 1:
+        where += f", column {columns[at[0]]!r} ({at[0]})" if columns else f", column {at[0]}"
+    elif at:
+        where += f", position {tuple(at)}"
+    raise FedsaddleError(f"{name} has {what} at {where}: {IMPUTE}")
+
+
+def same_length(data: Mapping[str, Tensor]) -> int:
+    """The number of rows that all fields share."""
+    if not data:
+        raise FedsaddleError("a federation needs data: give x, or named arrays")
+    first, n = next((name, len(tensor)) for name, tensor in data.items())
+    for name, tensor in data.items():
+        if len(tensor) != n:
+            raise FedsaddleError(f"{name} has {len(tensor)} rows, {first} has {n}: give one row a sample")
+    return n
+
+
+# --------------------------------------------------------------------------------------------------- labels
+
+
+def _column(values: Any, name: str) -> Array:
+    """One value a row as a one-dimensional numpy array."""
+    array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise FedsaddleError(
+            f"{name} must hold one value a row, got shape {list(array.shape)}: give one column"
+        )
+    return array
+
+
+def _text(value: Any) -> str:
+    """A label as text, so that 1, 1.0 and "1" are the same class."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def levels(values: Array, name: str, remedy: str) -> tuple[tuple[str, ...], IntArray]:
+    """The distinct values as sorted texts, and the index of each row's value."""
+    if values.dtype.kind == "O":
+        missing = np.array(
+            [v is None or type(v).__name__ in ("NAType", "NaTType") or v != v for v in values], dtype=bool
+        )
+    else:
+        missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
+    if missing.any():
+        raise FedsaddleError(f"{name} has no value at row {int(missing.argmax())}: {remedy}")
+    if values.dtype.kind == "O" and not all(isinstance(v, (int, float, np.number)) for v in values):
+        values = np.array([_text(v) for v in values])
+    distinct, codes = np.unique(values, return_inverse=True)
+    return tuple(_text(v) for v in distinct.tolist()), codes.astype(np.int64)
+
+
+def encode(
+    y: Any, positive: Any, classes: Sequence[str] | None, task: str | None, dtype: torch.dtype
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Labels as class indices with their names, or as floats with no names."""
+    column = _column(y, "y")
+    if len(column) == 0:
+        raise FedsaddleError("y has no rows: give one label a sample")
+    if task == "regression" or (
+        task is None and positive is None and classes is None and _is_regression(column)
+    ):
+        if positive is not None:
+            raise FedsaddleError(
+                f"positive={positive!r} has no meaning in regression: drop it, or task='regression'"
+            )
+        target = _tensor(column, "y").to(dtype)
+        _check_finite(target, "y", ())
+        return target, ()
+    if column.dtype.kind == "f" and np.isinf(column).any():
+        raise FedsaddleError(f"y has inf at row {int(np.isinf(column).argmax())}: {IMPUTE}")
+    texts, codes = levels(column, "y", IMPUTE)
+    if positive is not None:
+        return _binary(texts, codes, positive)
+    if classes is None:
+        return torch.from_numpy(codes), texts
+    names = tuple(map(str, classes))
+    known = tuple(map(str, range(len(names)))) if column.dtype.kind in "iub" else names
+    if alien := [text for text in texts if text not in known]:
+        rule = f"an index 0..{len(names) - 1}" if known is not names else f"one of {short(names)}"
+        raise FedsaddleError(f"y has label {alien[0]!r}, expected {rule}: correct classes= or the labels")
+    return _recoded(texts, codes, known), names
+
+
+def encode_as(y: Any, positive: Any, classes: tuple[str, ...], name: str) -> Tensor:
+    """Labels of a test set as the indices of the training classes."""
+    texts, codes = levels(_column(y, "y"), "y", IMPUTE)
+    if positive is not None:
+        return _binary(texts, codes, positive, must_occur=False)[0]
+    for known in (classes, tuple(map(str, range(len(classes))))):
+        if set(texts) <= set(known):
+            return _recoded(texts, codes, known)
+    alien = next(text for text in texts if text not in classes)
+    remedy = "use the training labels, or pass positive= again"
+    raise FedsaddleError(f"{name} has label {alien!r}, training has {short(classes)}: {remedy}")
+
+
+def _recoded(texts: tuple[str, ...], codes: IntArray, known: tuple[str, ...]) -> Tensor:
+    return torch.from_numpy(np.array([known.index(text) for text in texts], dtype=np.int64)[codes])
+
+
+def _binary(
+    texts: tuple[str, ...], codes: IntArray, positive: Any, must_occur: bool = True
+) -> tuple[Tensor, tuple[str, ...]]:
+    """One-against-rest labels: 1 where the label is (one of) `positive`."""
+    wanted = list(positive) if isinstance(positive, (list, tuple, set, np.ndarray)) else [positive]
+    boolean = set(texts) <= {"False", "True"}
+    hits = set()
+    for value in wanted:
+        text = _text(bool(value) if boolean and not isinstance(value, str) else value)
+        if text in texts:
+            hits.add(texts.index(text))
+        elif must_occur:
+            raise FedsaddleError(f"positive={value!r} never occurs in y: choose from {short(texts)}")
+    rest = [text for i, text in enumerate(texts) if i not in hits]
+    names = (rest[0] if len(rest) == 1 else "rest", texts[min(hits)] if len(hits) == 1 else "positive")
+    return torch.from_numpy(np.isin(codes, sorted(hits)).astype(np.int64)), names
+
+
+def _is_regression(y: Array) -> bool:
+    if y.dtype.kind != "f":
+        return False
+    distinct = np.unique(y[np.isfinite(y)])
+    return int((distinct != np.round(distinct)).sum()) > REGRESSION_LEVELS
+
+
+# -------------------------------------------------------------------------------------------------- clients
+
+
+def grouping(clients: Any, n: int, names: tuple[str, ...] | None) -> tuple[Array, Array, tuple[str, ...]]:
+    """Row order, client sizes and client names from group labels or from a partition."""
+    nested = isinstance(clients, (list, tuple)) and len(clients) > 0 and all(_is_sequence(c) for c in clients)
+    if nested or (isinstance(clients, (np.ndarray, Tensor)) and clients.ndim == 2):
+        return _from_partition([np.asarray(part) for part in clients], n, names)
+    labels = _column(clients, "clients")
+    if len(labels) != n:
+        raise FedsaddleError(f"clients has {len(labels)} labels for {n} rows: give one label a row")
+    texts, codes = levels(labels, "clients", "drop that row or name its client")
+    if names is not None:  # a test set: the training clients, in their order
+        place = {name: i for i, name in enumerate(names)}
+        if alien := [text for text in texts if text not in place]:
+            raise FedsaddleError(f"client {alien[0]!r} is not in the federation: use one of {short(names)}")
+        codes, texts = np.array([place[text] for text in texts], dtype=np.int64)[codes], names
+    return np.argsort(codes, kind="stable"), np.bincount(codes, minlength=len(texts)), texts
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, (list, tuple, range)) or (
+        isinstance(value, (np.ndarray, Tensor)) and value.ndim == 1
+    )
+
+
+def _from_partition(
+    parts: list[Array], n: int, names: tuple[str, ...] | None
+) -> tuple[Array, Array, tuple[str, ...]]:
+    if names is not None and len(names) != len(parts):
+        raise FedsaddleError(
+            f"names has {len(names)} entries, the partition has {len(parts)}: give one a client"
+        )
+    names = names or tuple(map(str, range(len(parts))))
+    sizes = np.array([len(part) for part in parts])
+    order = np.concatenate([part.astype(np.int64) for part in parts])
+    if len(order) and (order.min() < 0 or order.max() >= n):
+        bad = int(order.min() if order.min() < 0 else order.max())
+        raise FedsaddleError(
+            f"the partition has row {bad}, the data rows 0..{n - 1}: build it from the same data"
+        )
+    times = np.bincount(order, minlength=n)
+    if times.max(initial=0) > 1:
+        row = int(times.argmax())
+        owners = np.repeat(np.arange(len(parts)), sizes)[order == row]
+        who = " and ".join(repr(names[i]) for i in owners[:2])
+        raise FedsaddleError(
+            f"row {row} is given to clients {who}: a row belongs to one client, drop the other"
+        )
+    return order, sizes, names
+
+
+def check_clients(names: tuple[str, ...], sizes: Array) -> None:
+    """Refuse an empty client and a federation of one."""
+    if (sizes == 0).any():
+        empty = names[int((sizes == 0).argmax())]
+        raise FedsaddleError(f"client {empty!r} has no samples: remove it, or give it some")
+    if len(names) < 2:
+        remedy = "check the group column or ask the partition for more"
+        raise FedsaddleError(
+            f"a federation needs at least 2 clients, got {len(names)} ({short(names)}): {remedy}"
+        )
+
+
+# ----------------------------------------------------------------------------------------- frames and files
+
+
+def columns_of(
+    frame: Any, group: str, label: str | None, features: Sequence[str] | None
+) -> tuple[Any, Any, Any]:
+    """x, y and the clients' names out of a DataFrame."""
+    if features is None:
+        features = [c for c in frame.columns if c not in (group, label)]
+    for column in (group, *([] if label is None else [label]), *features):
+        if column not in frame.columns:
+            raise FedsaddleError(f"the frame has no column {column!r}: it has {short(frame.columns)}")
+    return frame[list(features)], None if label is None else frame[label], frame[group]
+
+
+class _Table(NamedTuple):
+    x: Array
+    y: Any
+    columns: tuple[str, ...]
+
+
+def read_files(
+    paths: Any, label: str | None
+) -> tuple[Array, Array, list[IntArray], list[str], tuple[str, ...]]:
+    """x, y, the rows of each file, the client that each file names, and the names of x's columns."""
+    files = _expand(paths)
+    names = [_stem(file) for file in files]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            twins = f"{files[names.index(name)]} and {files[i]}"
+            raise FedsaddleError(f"two files name the client {name!r} ({twins}): rename one of them")
+    tables = [_read_file(file, label) for file in files]
+    columns, xs = tables[0].columns, _aligned(files, tables)
+    for file, x in zip(files, xs, strict=True):
+        _check_finite(_tensor(x, f"{file.name}: x"), f"{file.name}: x", columns)
+    ends = np.cumsum([len(x) for x in xs])
+    y = np.concatenate([_column(table.y, "y") for table in tables])
+    return np.concatenate(xs), y, np.split(np.arange(ends[-1]), ends[:-1]), names, columns
+
+
+def _expand(paths: Any) -> list[Path]:
+    """The files behind a list, a folder or a glob pattern."""
+    if isinstance(paths, (str, os.PathLike)):
+        place = Path(paths).expanduser()
+        if place.is_dir():
+            files = sorted(file for file in place.iterdir() if file.is_file() and file_format(file))
+        elif place.is_file():
+            files = [place]
+        else:
+            found = Path(place.anchor).glob(str(place.relative_to(place.anchor)))
+            files = sorted(file for file in found if file.is_file())
+        if not files:
+            raise FedsaddleError(
+                f"no data file at {str(paths)!r}: give a folder, a glob such as 'sites/*.csv' or a list"
+            )
+        return files
+    files = [Path(path).expanduser() for path in paths]
+    for file in files:
+        if not file.is_file():
+            raise FedsaddleError(f"{file} is not there: check the path")
+    if not files:
+        raise FedsaddleError("paths is empty: give one file a client")
+    return files
+
+
+def _stem(file: Path) -> str:
+    stem = file.name
+    for suffix in reversed(file.suffixes):
+        if suffix.lower() in (*COMPRESSED, *FORMATS):
+            stem = stem.removesuffix(suffix)
+    return stem
+
+
+def file_format(file: Path) -> str:
+    """csv, parquet, npz or libsvm by the file's ending; "" when it is none of them."""
+    packed = file.suffix.lower() in COMPRESSED
+    inner = Path(file.stem) if packed else file
+    return FORMATS.get(inner.suffix.lower(), "libsvm" if packed else "")
+
+
+def _read_file(file: Path, label: str | None) -> _Table:
+    """x, y and column names of one client's file."""
+    kind = file_format(file)
+    if not kind:
+        raise FedsaddleError(
+            f"{file} is none of .csv, .parquet, .npz, .svm, .libsvm, .txt, .bz2: convert it to one"
+        )
+    try:
+        if kind == "npz":
+            with np.load(file, allow_pickle=False) as arrays:
+                if "x" not in arrays or "y" not in arrays:
+                    raise FedsaddleError(
+                        f"{file} must hold arrays x and y, it has {short(arrays.files)}: save it so"
+                    )
+                return _Table(arrays["x"], arrays["y"], ())
+        if kind == "libsvm":
+            x, y = optional_import("sklearn.datasets", "LIBSVM text").load_svmlight_file(str(file))
+            return _Table(_tensor(x, f"{file.name}: x").numpy(), y, ())
+        pandas = optional_import("pandas", f"{kind} files")
+        frame = pandas.read_csv(file) if kind == "csv" else pandas.read_parquet(file)
+    except FedsaddleError:
+        raise
+    except ImportError as error:
+        raise FedsaddleError(f"{file}: reading parquet needs pyarrow: pip install pyarrow") from error
+    except Exception as error:  # each reader has its own zoo of exceptions
+        reason = " ".join(str(error).split())[:200]
+        raise FedsaddleError(f"{file} cannot be read as {kind}: {reason}") from error
+    if label is None:
+        raise FedsaddleError(
+            f"{file} is a table: name its label column with label=, one of {short(frame.columns)}"
+        )
+    if label not in frame.columns:
+        raise FedsaddleError(f"{file} has no column {label!r}: it has {short(frame.columns)}")
+    if len(frame) == 0:
+        raise FedsaddleError(f"{file} has no rows: remove it from the federation")
+    try:
+        features = frame.drop(columns=[label])
+        return _Table(_numeric_frame(features), frame[label], tuple(map(str, features.columns)))
+    except FedsaddleError as error:
+        raise FedsaddleError(f"{file.name}: {error}") from None
+
+
+def _aligned(files: list[Path], tables: list[_Table]) -> list[Array]:
+    """Each table's x with the first one's columns in their order; files that have others are refused."""
+    first, columns, xs = files[0].name, tables[0].columns, [table.x for table in tables]
+    if all(file_format(file) == "libsvm" for file in files):
+        width = max(x.shape[1] for x in xs)  # a file that never uses the last features looks narrower
+        xs = [np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in xs]
+    for i, (file, (_, _, own)) in enumerate(zip(files, tables, strict=True)):
+        remedy = "give all the same columns"
+        if missing := [c for c in columns if c not in own]:
+            raise FedsaddleError(f"{file.name} has no column {missing[0]!r}, which {first} has: {remedy}")
+        if surplus := [c for c in own if c not in columns]:
+            raise FedsaddleError(f"{file.name} has column {surplus[0]!r}, which {first} has not: {remedy}")
+        if own != columns:
+            xs[i] = xs[i][:, [own.index(c) for c in columns]]
+        got, want = list(xs[i].shape[1:]), list(xs[0].shape[1:])
+        if got != want:
+            raise FedsaddleError(
+                f"{file.name} has samples of shape {got}, {first} of {want}: give the same features"
+            )
+    return xs

@@ -1,0 +1,543 @@
+"""The command line through its entry point: what it does, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedsaddle import cli
+from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.config import to_toml
+
+pytest.importorskip("plotly")
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Done]
+
+TABLE: dict[str, Any] = {  # a config of each kind of data, tiny
+    "data": {"name": "breast_cancer", "test": 0.25},
+    "partition": {"name": "dirichlet", "clients": 4, "min_per_class": 4},
+    "model": {"name": "linear"},
+    "problem": {"name": "auc"},
+    "algorithm": {"name": "codasca", "lr": 0.05, "local_steps": 2},
+    "train": {"rounds": 2, "batch_size": 8},
+}
+QUADRATIC: dict[str, Any] = {
+    "data": {"name": "quadratic", "clients": 3, "dim_x": 4, "dim_y": 2},
+    "problem": {"name": "quadratic"},
+    "algorithm": {"name": "codasca", "lr": 0.05, "local_steps": 5},
+    "train": {"rounds": 3, "dtype": "float64"},
+}
+FILES = {k: v for k, v in TABLE.items() if k != "partition"} | {
+    "data": {"files": "sites/*.csv", "label": "died", "positive": 1, "test": 0.25}
+}
+FRAME = FILES | {"data": {"file": "all.csv", "group": "hospital", "label": "died", "test": 0.25}}
+
+
+@pytest.fixture
+def fedsaddle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path / "no data here"))
+
+    def command(*arguments: str | Path) -> Done:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main([str(a) for a in arguments])
+        assert isinstance(end.value.code, int)
+        return Done(end.value.code, *capsys.readouterr())
+
+    return command
+
+
+def save(tree: dict[str, Any], name: str = "tiny.toml") -> str:
+    Path(name).write_text(to_toml(tree))
+    return name
+
+
+def hospitals(change: Callable[[str, pd.DataFrame], pd.DataFrame] = lambda name, frame: frame) -> None:
+    """sites/*.csv, one a hospital, and all.csv with a column that names it."""
+    rng, frames = np.random.default_rng(0), []
+    Path("sites").mkdir()
+    for name in ("north", "south", "west"):
+        died = np.arange(24) % 3 == 0
+        frame = pd.DataFrame(
+            {"age": 60 + 10 * rng.standard_normal(24) + 9 * died, "bmi": rng.random(24), "died": died * 1}
+        )
+        frame = change(name, frame)
+        frame.to_csv(f"sites/{name}.csv", index=False)
+        frames.append(frame.assign(hospital=name))
+    pd.concat(frames).to_csv("all.csv", index=False)
+
+
+# ------------------------------------------------------------------------------------------------------- run
+
+
+@pytest.mark.parametrize(
+    ("tree", "shown"),
+    [
+        (TABLE, "AUC, test"),
+        (QUADRATIC, "distance to the saddle"),
+        (FILES, "AUC, worst 20 %"),
+        (FRAME, "AUC, test"),
+    ],
+    ids=["data set", "quadratic", "files", "frame"],
+)
+def test_run(fedsaddle: Command, tree: dict[str, Any], shown: str) -> None:
+    hospitals()
+    done = fedsaddle("run", save(tree))
+    assert (done.code, done.err) == (0, "")
+    assert shown in done.out
+    folder = Path("runs/tiny")
+    files = {"config.toml", "history.jsonl", "result.json", "report.html"}
+    files |= {"model.safetensors"} if "model" in tree else set()
+    assert {p.name for p in folder.iterdir()} == files
+    assert done.out.splitlines()[-1].startswith("runs/tiny: config.toml, history.jsonl")
+    records = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [r["round"] for r in records] == list(range(tree["train"]["rounds"] + 1))
+    result = json.loads((folder / "result.json").read_text())
+    assert result["metrics"]["round"] == tree["train"]["rounds"]
+    resolved = tomllib.loads((folder / "config.toml").read_text())
+    assert resolved["algorithm"]["server_lr"] == 1.0
+    if "model" in tree:
+        features = 30 if tree is TABLE else 2
+        assert load_file(folder / "model.safetensors")["1.weight"].shape == (1, features)
+
+
+def test_run_again_takes_a_new_folder_and_gives_the_same_model(fedsaddle: Command) -> None:
+    file = save(TABLE)
+    assert fedsaddle("run", file, "--quiet").out == "runs/tiny\n"
+    assert fedsaddle("run", "runs/tiny/config.toml", "--quiet").out == "runs/tiny-2\n"
+    assert fedsaddle("run", file, "--set", "train.seed=1", "--out", "deep/er", "--quiet").out == "deep/er\n"
+    one, two, three = (
+        load_file(Path(d) / "model.safetensors") for d in ("runs/tiny", "runs/tiny-2", "deep/er")
+    )
+    assert torch.equal(one["1.weight"], two["1.weight"])
+    assert not torch.equal(one["1.weight"], three["1.weight"])
+
+
+def test_set(fedsaddle: Command) -> None:
+    sets = ["algorithm.name=scaffold", "algorithm.lr=0.01", "name=other", "train.engine=serial"]
+    done = fedsaddle("run", save(TABLE), *(a for s in sets for a in ("--set", s)))
+    assert done.code == 0 and "SCAFFOLD on AUC" in done.out
+    made = tomllib.loads(Path("runs/other/config.toml").read_text())
+    assert (made["algorithm"]["lr"], made["train"]["engine"]) == (0.01, "serial")
+
+
+def test_without_plotly_there_is_no_report(fedsaddle: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_has_plotly", lambda: False)
+    assert fedsaddle("run", save(QUADRATIC)).code == 0
+    assert not Path("runs/tiny/report.html").exists()
+    done = fedsaddle("compare", "runs/tiny")
+    assert done.code == 0 and "CODASCA" in done.out and "pip install" in done.err
+
+
+# ---------------------------------------------------------------------------------- compare, report and show
+
+
+def test_compare_report_and_show(fedsaddle: Command) -> None:
+    for seed in (0, 1):
+        fedsaddle("run", save(TABLE), "--set", f"train.seed={seed}", "--quiet")
+    done = fedsaddle("compare", "runs/tiny", "runs/tiny-2", "--out", "both.html")
+    header, first, second, page = done.out.splitlines()
+    assert header.split()[:2] == ["run", "algorithm"] and "AUC, worst 20 % of clients" in header
+    assert first.startswith("tiny ") and second.startswith("tiny-2 ")
+    assert page == "both.html" and Path("both.html").stat().st_size > 1000
+    auc = json.loads(Path("runs/tiny/result.json").read_text())["metrics"]["auc"]
+    assert f"{auc:.4f}" in first and f"{auc:.4f}" in fedsaddle("show", "runs/tiny").out
+    Path("runs/tiny/report.html").unlink()
+    assert fedsaddle("report", "runs/tiny").out == "runs/tiny/report.html\n"
+    assert Path("runs/tiny/report.html").exists()
+
+
+@pytest.mark.parametrize("kind", list(cli.Kind))
+def test_list(fedsaddle: Command, kind: str) -> None:
+    done = fedsaddle("list", kind)
+    entries = json.loads(fedsaddle("list", kind, "--json").out)
+    assert done.code == 0 and len(done.out.splitlines()) == len(entries) > 0
+    for line, entry in zip(done.out.splitlines(), entries, strict=True):
+        assert line.split()[0] == entry["name"]
+        assert len(entry["description"]) > 10 and "\n" not in entry["description"]
+
+
+def test_list_json_has_parameters(fedsaddle: Command) -> None:
+    entries = {e["name"]: e for e in json.loads(fedsaddle("list", "algorithms", "--json").out)}
+    assert set(entries) == set(ALGORITHMS)
+    fedprox = entries["fedprox"]["parameters"]
+    assert fedprox["mu"] == {
+        "type": "a number", "required": False, "description": "strength of the tie; 0 is FedAvg.", "default": 0.01,
+    }  # fmt: skip
+    assert fedprox["lr"]["description"] == "local step size of x."  # from the class that it derives from
+    uniform = {e["name"]: e for e in json.loads(fedsaddle("list", "participation", "--json").out)}["uniform"]
+    assert uniform["parameters"]["m"]["required"] and "default" not in uniform["parameters"]["m"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("codasca", ["server_lr = 1.0", "Yuan, Zhuoning", "[algorithm] in a config"]),
+        ("quadratic", ["(problem, [problem]", "(dataset, [data]", "heterogeneity = 1.0"]),
+        ("dirichlet", ["alpha = 0.5", "required"]),
+        ("cyclic", ["groups", "required: G, for consecutive ids"]),
+        ("a9a", ["Source:", "limit"]),
+        ("mlp", ["hidden = [64]"]),
+        ("serial", ["one client at a time"]),
+    ],
+)
+def test_show_a_name(fedsaddle: Command, name: str, shown: list[str]) -> None:
+    done = fedsaddle("show", name)
+    assert (done.code, done.err) == (0, "")
+    assert all(text in done.out for text in shown), done.out
+
+
+def test_every_name_can_be_shown(fedsaddle: Command) -> None:
+    for kind in cli.Kind:
+        for name, thing in cli._things(kind).items():
+            assert cli._described(kind, name, thing).startswith(f"{name} (")
+
+
+def test_show_a_config(fedsaddle: Command) -> None:
+    done = fedsaddle("show", save(TABLE), "--set", "algorithm.lr=0.3")
+    assert done.code == 0
+    assert tomllib.loads(done.out)["algorithm"]["lr"] == 0.3  # all of it is TOML
+    assert "# Federation(4 clients" in done.out and "benign  malignant" in done.out
+    assert not Path("runs").exists()
+
+
+def test_cite(fedsaddle: Command) -> None:
+    assert fedsaddle("cite", "scaffold").out.startswith("@article{karimireddy2020scaffold,")
+    everything = fedsaddle("cite").out
+    assert everything.startswith("@software{fedsaddle,")
+    assert everything.count("@article{") == len({a.cites.key for a in ALGORITHMS.values()})
+
+
+def test_reproduce(fedsaddle: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in: Any = types.ModuleType("fedsaddle.reproduce")
+    called = []
+    stand_in.experiments = lambda: {"paper/figure": "What it shows"}
+    stand_in.reproduce = lambda *given: called.append(given) or Path("here")
+    monkeypatch.setitem(sys.modules, "fedsaddle.reproduce", stand_in)
+    assert fedsaddle("reproduce", "paper/figure", "--quick").out == "here\n"
+    assert fedsaddle("list", "experiments").out == "paper/figure  What it shows\n"
+    assert called == [("paper/figure", True, None)]
+    done = fedsaddle("reproduce", "paper/figur")
+    assert (done.code, done.err) == (
+        2,
+        "fedsaddle: experiment 'paper/figur' is unknown; did you mean 'paper/figure'?\n",
+    )
+
+
+def test_help_and_version(fedsaddle: Command) -> None:
+    assert fedsaddle().out == fedsaddle("--help").out
+    assert all(
+        name in fedsaddle().out for name in ("run", "compare", "list", "show", "report", "cite", "reproduce")
+    )
+    assert fedsaddle("run", "--help").code == 0
+    assert fedsaddle("--version").out.count(".") >= 2
+
+
+# ------------------------------------------------------------------------------------------------- mistakes
+
+
+def refused(done: Done, message: str) -> None:
+    """Exit code 2 and one line that has the message, on stderr."""
+    assert "Traceback" not in done.out + done.err
+    assert done.err.startswith("fedsaddle: ") and done.err.count("\n") == 1 and done.err.endswith("\n"), (
+        done.err
+    )
+    assert message in done.err
+    assert done.code == 2
+    assert done.out == ""
+
+
+MISTAKES = {  # what is set on TABLE -> what the line says
+    "negative step": (["algorithm.lr=-0.1"], "CODASCA: lr must be > 0, got -0.1"),
+    "nan step": (["algorithm.lr=nan"], "CODASCA: lr must be > 0, got nan"),
+    "wrong type": (['algorithm.lr="big"'], 'algorithm.lr: must be a number, got "big"'),
+    "bool for a number": (["algorithm.local_steps=true"], "algorithm.local_steps: must be a whole number, got true"),
+    "fraction of a step": (["algorithm.local_steps=1.5"], "algorithm.local_steps: must be a whole number, got 1.5"),
+    "unknown algorithm": (["algorithm.name=codasac"], "algorithm.name: \"codasac\" is unknown; did you mean 'codasca'?"),
+    "misspelt key": (["algorithm.local_step=3"], "local_step: unknown key, did you mean 'local_steps'? codasca takes lr"),
+    "key of another algorithm": (["algorithm.mu=3"], "algorithm.mu: unknown key; codasca takes lr"),
+    "unknown section": (["algoritm.lr=0.1"], "algoritm: unknown section, did you mean 'algorithm'?"),
+    "section is a value": (["train=5"], "train: must be a table [train], got 5"),
+    "missing required key": (["participation.name=uniform"], "participation.m: is missing; uniform needs it: a whole"),
+    "one client": (["partition.clients=1"], "a federation needs at least 2 clients, got 1"),
+    "batch of 0": (["train.batch_size=0"], "batch_size must be >= 1"),
+    "no rounds": (["train.rounds=0"], "rounds must be >= 1, got 0"),
+    "unknown engine": (["train.engine=fast"], "engine must be one of stacked, serial, got fast"),
+    "unknown device": (["train.device=quantum"], "train.device: 'quantum' cannot be used"),
+    "unknown precision": (["train.dtype=float16"], "dtype must be float32 or float64, got float16"),
+    "negative seed": (["train.seed=-1"], "seed must be >= 0, got -1"),
+    "negative partition seed": (["partition.seed=-1"], "partition: ValueError"),
+    "unknown data set": (["data.name=brest_cancer"], "did you mean 'breast_cancer'?"),
+    "missing data set file": (["data.name=a9a"], "found no a9a.bz2"),
+    "unknown option of a data set": (["data.features=3"], "data.features: unknown key; breast_cancer takes"),
+    "two kinds of data": (["data.files=x"], "data: needs one of name, files, file; got name and files"),
+    "hold-out of everything": (["data.test=1.0"], "share must be in (0, 1), got 1.0"),
+    "unknown scale": (["data.scale=standrd"], "did you mean 'standard'?"),
+    "unknown partition": (["partition.name=dirichle"], "did you mean 'dirichlet'?"),
+    "more clients than samples": (["partition.clients=10000"], "569 rows cannot fill 10000 clients"),
+    "concentration": (["partition.alpha=0.0"], "dirichlet: alpha must be > 0, got 0.0"),
+    "no natural groups": (["partition={name='natural'}"], "breast_cancer has no natural groups"),
+    "transform is no list": (["transform.name=flip_labels"], "transform: must be [[transform]] tables"),
+    "share of a transform": (["transform=[{name='flip_labels', share=1.5}]"], "share must be in [0, 1], got 1.5"),
+    "unknown model": (["model.name=mpl"], "did you mean 'mlp'?"),
+    "model for images": (["model.name=cnn"], "model 'cnn' needs images"),
+    "width of a model": (["model.name=mlp", "model.hidden=[0]"], "each width in hidden must be an integer >= 1, got 0"),
+    "model that does not exist": (["model={module='nowhere_at_all:f'}"], "model.module: cannot import nowhere_at_all:f"),
+    "model without a function": (["model={module='nowhere'}"], 'model.module: must be "module:factory", got "nowhere"'),
+    "two outputs for AUC": (["model.outputs=2"], "AUC: the model must have one output, got 2"),
+    "m larger than N": (["participation={name='uniform', m=5}"], "m must be between 1 and the 4 clients, got 5"),
+    "probability of taking part": (["participation={name='independent', p=1.5}"], "p must be between 0 and 1, got 1.5"),
+    "probability of failure": (["participation={name='full', failure=1.0}"], "failure must be at least 0 and below 1"),
+    "trace that is not there": (["participation={name='trace', rounds='no.csv'}"], "rounds must be a readable text file"),
+    "positive ratio": (["problem.p=1.5"], "AUC: p must be between 0 and 1 (the share of positives), got 1.5"),
+    "choice": (["problem.dual=margn"], 'problem.dual: must be "gradient" or "margin", got "margn"'),
+    "FedAvg on AUC": (["algorithm={name='fedavg'}"], "FedAvg: minimises a loss, but AUC has 1 dual"),
+    "cross-entropy with one output": (
+        ["problem={name='erm', loss='cross_entropy'}", "algorithm={name='fedavg'}", "model.outputs=1"],
+        "needs a model with one output a class (2), got 1",
+    ),
+    "regression for AUC": (["data.name=diabetes", "partition={name='iid', clients=4}"], "AUC: y must be classes"),
+    "quadratic without its data": (["problem={name='quadratic'}"], "model: has no use here"),
+    "quadratic data for AUC": (["data={name='quadratic'}"], "partition: has no use here"),
+    "set without =": (["algorithm.lr"], "--set algorithm.lr: must be section.key=value"),
+    "set without key": (["=3"], "--set =3: must be section.key=value"),
+    "set into a value": (["name=x", "name.y=3"], "--set name.y=3: name is a value, not a section"),
+    "name with a slash": (["name='../x'"], "name: must be text without slashes"),
+    "name is a number": (["name=3"], "name: must be text"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sets", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_in_a_config(fedsaddle: Command, sets: list[str], message: str) -> None:
+    refused(fedsaddle("run", save(TABLE), *(a for s in sets for a in ("--set", s))), message)
+    assert os.listdir() == ["tiny.toml"] or os.listdir("runs") == []  # no half-made run
+
+
+@pytest.mark.parametrize("section", ["data", "partition", "model", "problem", "algorithm", "train"])
+def test_a_missing_section(fedsaddle: Command, section: str) -> None:
+    tree = {k: v for k, v in TABLE.items() if k != section}
+    refused(fedsaddle("run", save(tree)), f"{section}: section is missing; for example [{section}] with ")
+
+
+def test_sections_without_use(fedsaddle: Command) -> None:
+    hospitals()
+    refused(
+        fedsaddle("run", save(FILES | {"partition": TABLE["partition"]})), "each file or group is a client"
+    )
+    refused(fedsaddle("run", save(QUADRATIC | {"model": TABLE["model"]})), "problem 'quadratic' has none")
+
+
+@pytest.mark.parametrize("sets", ["clients=0", "dim_x=-1", "samples=0"])
+def test_an_impossible_quadratic(fedsaddle: Command, sets: str) -> None:
+    refused(fedsaddle("run", save(QUADRATIC), "--set", f"data.{sets}"), "")
+
+
+def test_mistakes_in_files(fedsaddle: Command) -> None:
+    refused(fedsaddle("run", "none.toml"), "none.toml: No such file or directory")
+    Path("folder").mkdir()
+    refused(fedsaddle("run", "folder"), "folder: Is a directory")
+    Path("broken.toml").write_text("[data\nname = 3")
+    refused(fedsaddle("run", "broken.toml"), "broken.toml: is not valid TOML: ")
+    Path("latin.toml").write_bytes('name = "Köln"'.encode("latin-1"))
+    refused(fedsaddle("run", "latin.toml"), "latin.toml: is not valid TOML: ")
+    Path("empty.toml").write_text("")
+    refused(fedsaddle("run", "empty.toml"), "data: section is missing")
+
+
+def _nan(name: str, frame: pd.DataFrame) -> pd.DataFrame:
+    if name == "south":
+        frame.loc[5, "bmi"] = float("nan")
+    return frame
+
+
+BAD_DATA = {
+    "NaN": (_nan, {}, "south.csv: x has NaN at row 5, column 'bmi' (1)"),
+    "empty client": (lambda name, f: f if name != "west" else f[:0], {}, "west.csv has no rows"),
+    "text": (lambda name, f: f.assign(bmi="high"), {}, "column 'bmi' is not numeric"),
+    "other columns": (lambda name, f: f.rename(columns={"bmi": name}), {}, "south.csv has no column 'north'"),
+    "no label column": (None, {"label": "dead"}, "has no column 'dead'"),
+    "no such label": (None, {"positive": "yes"}, "positive='yes' never occurs in y"),
+    "label with one class": (lambda name, f: f.assign(died=0), {}, "positive=1 never occurs in y: choose from '0'"),
+    "no file": (None, {"files": "nowhere/*.csv"}, "no data file at"),
+    "one file": (None, {"files": "sites/west.csv"}, "a federation needs at least 2 clients, got 1 ('west')"),
+    "missing label": (None, {"label": None}, "west.csv is a table: name its label column"),
+    "unreadable file": (None, {"files": ["sites/west.csv", "broken.npz"]}, "broken.npz cannot be read as npz"),
+    "list of numbers": (None, {"files": [1, 2]}, "data.files: must be text or a list [text, ...], got [1, 2]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "options", "message"), BAD_DATA.values(), ids=BAD_DATA)
+def test_mistakes_in_data(fedsaddle: Command, change: Any, options: dict[str, Any], message: str) -> None:
+    hospitals(change) if change else hospitals()
+    Path("broken.npz").write_bytes(b"not an archive")
+    data = {k: v for k, v in {**FILES["data"], **options}.items() if v is not None}
+    done = fedsaddle("run", save(FILES | {"data": data}))
+    refused(done, message.replace("west.csv is a", ".csv is a"))
+    assert not Path("runs").exists()
+
+
+def test_one_class_everywhere(fedsaddle: Command) -> None:
+    hospitals(lambda name, frame: frame.assign(died=0))
+    data = {"files": "sites", "label": "died"}
+    refused(fedsaddle("run", save(FILES | {"data": data})), "no client has positive examples")
+    assert os.listdir("runs") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group": "clinic"}, "the frame has no column 'clinic'"),
+        ({"group": None}, "data.group: is missing; data with file needs it: text"),
+        ({"file": "nothing.csv"}, "nothing.csv is not there"),
+        ({"file": "tiny.toml"}, "data.file: must be a .csv or .parquet file, got tiny.toml"),
+        ({"file": "sites"}, "sites is not there, or not a file"),
+        ({"file": "hollow.csv"}, "hollow.csv cannot be read as csv: No columns to parse"),
+    ],
+)
+def test_mistakes_in_a_table(fedsaddle: Command, options: dict[str, Any], message: str) -> None:
+    hospitals()
+    Path("hollow.csv").write_text("")
+    data = {k: v for k, v in {**FRAME["data"], **options}.items() if v is not None}
+    refused(fedsaddle("run", save(FRAME | {"data": data})), message)
+
+
+def test_mistakes_in_an_own_model(fedsaddle: Command) -> None:
+    Path("my_models_b.py").write_text(
+        "from torch import nn\n"
+        "def batch_norm(): return nn.Sequential(nn.Linear(30, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))\n"
+        "def narrow(): return nn.Linear(3, 1)\n"
+        "def nothing(): return None\n"
+        "def raises(): raise KeyError('oh')\n"
+        "number = 3\n"
+    )
+    for name, message in {
+        "batch_norm": "has BatchNorm1d at '1'",
+        "narrow": "model: does not take samples of shape (30,)",
+        "nothing": "model must be a torch.nn.Module, got NoneType",
+        "raises": "model: KeyError: 'oh'",
+        "number": "must be a function or class",
+        "missing": "cannot import my_models_b:missing",
+    }.items():
+        refused(fedsaddle("run", save(TABLE | {"model": {"module": f"my_models_b:{name}"}})), message)
+
+
+def test_a_run_that_diverges_says_where_its_history_is(fedsaddle: Command) -> None:
+    done = fedsaddle("run", save(TABLE), "--set", "algorithm.lr=1e6", "--set", "train.rounds=100")
+    refused(done, "CODASCA: diverged in round")
+    assert done.err.endswith("; the rounds before that are in runs/tiny\n")
+    assert {p.name for p in Path("runs/tiny").iterdir()} == {"config.toml", "history.jsonl"}
+    refused(fedsaddle("show", "runs/tiny"), "has no result.json, the run did not finish")
+
+
+def test_out_that_cannot_be_used(fedsaddle: Command) -> None:
+    file = save(QUADRATIC)
+    fedsaddle("run", file, "--out", "here", "--quiet")
+    before = {p: p.read_bytes() for p in Path("here").iterdir()}
+    refused(
+        fedsaddle("run", file, "--out", "here"),
+        "here: already holds a run (config.toml); choose another folder",
+    )
+    assert {p: p.read_bytes() for p in Path("here").iterdir()} == before
+    refused(fedsaddle("run", file, "--out", "tiny.toml"), "tiny.toml: File exists")
+    refused(fedsaddle("run", file, "--out", "tiny.toml/x"), "tiny.toml/x: Not a directory")
+    refused(fedsaddle("run", file, "--out", "/proc/nothing"), "/proc/nothing: No such file or directory")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["run"], "Missing argument"),
+        (["run", "x.toml", "--fast"], "No such option: --fast"),
+        (["list", "algorithmz"], "'algorithmz' is not one of 'algorithms'"),
+        (["show", "codasac"], "'codasac' is unknown; did you mean 'codasca'?"),
+        (["show", "xyzzy"], "'xyzzy' is unknown; try: fedsaddle list algorithms"),
+        (["show", "no.toml"], "no.toml: No such file or directory"),
+        (["show", "."], "has no result.json, it is not a run"),
+        (["cite", "codsca"], "algorithm 'codsca' is unknown; did you mean 'codasca'?"),
+        (["compare", "nowhere"], "nowhere: is not a folder"),
+        (["compare"], "Missing argument"),
+        (["report", "."], "has no result.json, it is not a run"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_on_the_command_line(fedsaddle: Command, arguments: list[str], message: str) -> None:
+    refused(fedsaddle(*arguments), message)
+
+
+def test_a_result_that_is_none(fedsaddle: Command) -> None:
+    Path("run").mkdir()
+    for text in ("{", "[]", "{}", "\xff"):
+        Path("run/result.json").write_text(text, encoding="latin-1")
+        refused(fedsaddle("show", "run"), "result.json: is not the result of a run")
+
+
+def test_a_defect_is_not_hidden(fedsaddle: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "_result", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["report", "."])
+
+
+# --------------------------------------------------------------------------------------------- as a process
+
+
+def process(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command, pipe = [sys.executable, "-m", "fedsaddle", *arguments], subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, text=True, stdout=pipe, stderr=pipe)
+
+
+def finished(running: subprocess.Popen[str]) -> Done:
+    out, err = running.communicate(timeout=120)
+    return Done(running.returncode, out, err)
+
+
+def test_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.toml").write_text("a = ")
+    tasks = [
+        process(tmp_path, "run", save(QUADRATIC), "--quiet"),
+        process(tmp_path, "run", "broken.toml"),
+    ]
+    good, bad = map(finished, tasks)
+    assert good == Done(0, "runs/tiny\n", "")
+    refused(bad, "broken.toml: is not valid TOML")
+
+
+def test_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = save(QUADRATIC | {"train": {"rounds": 10_000_000}})
+    running = process(tmp_path, "run", file)
+    history = tmp_path / "runs" / "tiny" / "history.jsonl"
+    deadline = time.monotonic() + 100
+    while not (history.exists() and history.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    done = finished(running)
+    assert done == Done(130, "", "fedsaddle: interrupted; the rounds before that are in runs/tiny\n")

@@ -1,0 +1,198 @@
+"""Deliberate errors: each one must be caught by a check that the correct code passes.
+
+A mutation is one line: what is wrong, the module, the exact text, its wrong replacement, and the check that must fail. The
+text has to occur once in the module; when the library is rewritten, so is the line.
+"""
+
+# ruff: noqa: E501 (one line a mutation)
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+from fedsaddle import clients, cohort, problem, sampling
+from fedsaddle.algorithms import CODASCA, SCAFFOLD, coda, codasca, codasca_published, fedavg, stages
+from fedsaddle.engines import simulation
+from fedsaddle.problems import auc, erm, quadratic
+from tests import harness, test_accounting, test_core, test_relations, test_sampling
+
+
+class Mutation(NamedTuple):
+    error: str
+    module: ModuleType
+    old: str
+    new: str
+    check: Callable[[], None]
+
+
+@cache
+def by(case: str) -> Callable[[], None]:
+    """The reference check of a case."""
+    return partial(harness.agrees, case)
+
+
+codasca_truth = harness.corrected(CODASCA(lr=0.05, local_steps=10))
+scaffold_truth = harness.corrected(SCAFFOLD(lr=0.05, local_steps=10))
+auc_truth = harness.auc_reaches_best_pairwise
+auc_field = partial(test_core.test_field_is_the_derivative_of_the_losses, "auc")
+
+
+def pieces() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        test_core.test_pieces_do_not_matter(patch)
+
+
+MUTATIONS = [
+    # ---- control variates
+    Mutation("CODASCA steps with flipped variates", codasca, "F - c_k + m.c", "F + c_k - m.c", codasca_truth),
+    Mutation("CODASCA steps without its own variate", codasca, "F - c_k + m.c", "F + m.c", codasca_truth),
+    Mutation("CODASCA updates with a flipped c", codasca, "new = c_k - m.c +", "new = c_k + m.c +", codasca_truth),
+    Mutation("CODASCA updates with flipped progress", codasca, "(m.z - z) / (steps", "(z - m.z) / (steps", codasca_truth),
+    Mutation("CODASCA divides by lr alone", codasca, "/ (steps * lr)", "/ lr", codasca_truth),
+    Mutation("CODASCA divides by I alone", codasca, "/ (steps * lr)", "/ steps", codasca_truth),
+    Mutation("CODASCA divides by the first stage's lr", codasca, "/ (steps * lr)", "/ (steps * self.lr)", by("codasca")),
+    Mutation("CODASCA variates are not reset", codasca, "if self.reset_variates:", "if False:", by("codasca")),
+    Mutation("CODASCA forgets only the server's variate", codasca, "clients.forget()", "pass", by("codasca")),
+    Mutation("CODASCA variates are reset when kept", codasca, "if self.reset_variates:", "if True:", by("codasca-kept")),
+    Mutation("CODASCA variate of the participants", codasca, "clients.share * mean.dc", "mean.dc", by("codasca-some")),
+    Mutation("CODASCA variates leave out the prox", codasca, "(m.z - z) / (steps * lr)", "(m.z - z) / (steps * lr) - gamma * (z - v_ref)", by("codasca")),
+    Mutation("CODASCA reply is not a change", codasca, "Up(z, new - c_k), new", "Up(z, new), new", by("codasca")),
+    Mutation("SCAFFOLD steps with flipped variates", fedavg, "- c_k + s.c), self.lr)", "+ c_k - s.c), self.lr)", scaffold_truth),
+    Mutation("SCAFFOLD updates with a flipped c", fedavg, "new = c_k - s.c +", "new = c_k + s.c +", scaffold_truth),
+    Mutation("SCAFFOLD divides by lr alone", fedavg, "/ (self.local_steps * self.lr)", "/ self.lr", scaffold_truth),
+    Mutation("SCAFFOLD variate at the new iterate", fedavg, "new = c_k - s.c + (s.z - z) / (self.local_steps * self.lr)", "new = cohort.full_field(z)", by("scaffold")),
+    Mutation("SCAFFOLD variate of the participants", fedavg, "clients.share * mean.dc", "mean.dc", by("scaffold-some")),
+    Mutation("SCAFFOLD clients keep no variate", fedavg, "return VariateReply(z, new - c_k), new", "return VariateReply(z, new - c_k), c_k", by("scaffold")),
+    # ---- the server's step
+    Mutation("CODASCA extrapolates from the mean", codasca, "z = s.z + self.server_lr * (mean.z - s.z)", "z = mean.z + self.server_lr * (mean.z - s.z)", by("codasca-last")),
+    Mutation("CODASCA has no server step", codasca, "z = s.z + self.server_lr * (mean.z - s.z)", "z = mean.z", by("codasca-last")),
+    Mutation("Local SGDA extrapolates from the mean", fedavg, "State(s.z + self.server_lr", "State(mean.z + self.server_lr", by("local_sgda")),
+    Mutation("SCAFFOLD extrapolates from the mean", fedavg, "z=s.z + self.server_lr", "z=mean.z + self.server_lr", by("scaffold-auc")),
+    Mutation("sample weights are ignored", fedavg, 'weights = "samples" if self.weights == "samples" else None', "weights = None", by("fedavg-samples")),
+    Mutation("samples weigh although clients should", fedavg, 'weights = "samples" if self.weights == "samples" else None', 'weights = "samples"', by("fedavg")),
+    Mutation("weights do not follow the participants", clients, 'w = w * self.sizes.to("cpu", torch.float64)[ids]', 'w = w * self.sizes.to("cpu", torch.float64)[: len(ids)]', by("fedavg-samples-some")),
+    Mutation("a client drawn twice counts once", clients, "w = torch.as_tensor(draw.counts[draw.answered], dtype=torch.float64)", "w = torch.ones(int(draw.answered.sum()), dtype=torch.float64)", by("local_sgda-clients_twice")),
+    Mutation("the share counts silent clients", clients, "int(self._answered.answered.sum())", "len(self._answered.ids)", by("codasca-failures")),
+    # ---- local steps
+    Mutation("the dual step size is ignored", fedavg, "self.lr if self.lr_dual is None else self.lr_dual", "self.lr", by("local_sgda")),
+    Mutation("FedProx pulls to the origin", fedavg, "self.mu * (z - s.z)", "self.mu * z", by("fedprox")),
+    Mutation("FedProx pushes", fedavg, "self.mu * (z - s.z)", "self.mu * (s.z - z)", by("fedprox")),
+    Mutation("FedProx pulls twice as hard", fedavg, "self.mu * (z - s.z)", "2 * self.mu * (z - s.z)", by("fedprox")),
+    Mutation("the dual descends", problem, "F[..., self.n_x :].neg_()", "F[..., self.n_x :].mul_(1)", codasca_truth),
+    Mutation("the quadratic's coupling has the wrong sign", quadratic, '+ form(x, data["B"], y)', '- form(x, data["B"], y)', codasca_truth),
+    Mutation("every step has the first minibatch", cohort, "self._take(rows[t])", "self._take(rows[0])", by("local_sgda")),
+    Mutation("every round has the same minibatches", simulation, "self.seed, self.round, phase)", "self.seed, 0, phase)", by("local_sgda")),
+    Mutation("every phase has the same minibatches", simulation, "self.seed, self.round, phase)", "self.seed, self.round, 0)", by("coda")),
+    Mutation("all clients read the first one's rows", cohort, "rows, w = rows + self._first, w", "rows, w = rows, w", by("fedavg")),
+    Mutation("clients in a chunk share minibatches", sampling, "t), ids.unsqueeze(-1))", "t), ids.unsqueeze(-1) * 0)", by("fedavg")),
+    Mutation("small clients weigh 1/B", sampling, "present / taken.double()", "present / float(batch_size)", by("fedavg")),
+    Mutation("absent slots weigh too", sampling, "present / taken.double()", "torch.ones_like(present) / taken.double()", by("fedavg")),
+    Mutation("full batches weigh all samples alike", cohort, "w = (rows < n) / n.to(self._like)", "w = (rows < n) / n.max().to(self._like)", by("codasca-full_batch")),
+    Mutation("the prox is not applied", cohort, "return self.problem.prox(z, lr)", "return z", by("local_sgda-margin")),
+    # ---- stages
+    Mutation("CODA+ pulls to the round's start", coda, "gamma * (z - v_ref)", "gamma * (z - m.z)", by("coda_plus")),
+    Mutation("CODA+ pushes away from the centre", coda, "F + gamma * (z - v_ref)", "F - gamma * (z - v_ref)", by("coda_plus")),
+    Mutation("CODA+ pulls twice as hard", coda, "F + gamma * (z - v_ref)", "F + 2 * gamma * (z - v_ref)", by("coda_plus")),
+    Mutation("CODA+ keeps its first centre", coda, "return State(z, z[..., : clients.problem.n_x], progress)", "return State(z, s.v_ref, progress)", by("coda_plus")),
+    Mutation("CODA+ moves its centre every round", coda, "return State(z, s.v_ref, progress)", "return State(z, z[..., : clients.problem.n_x], progress)", by("coda_plus")),
+    Mutation("CODA+ pulls the dual too", coda, "x=self.gamma, y=0.0", "x=self.gamma, y=self.gamma", by("coda_plus")),
+    Mutation("CODASCA pulls to the round's start", codasca, "gamma * (z - v_ref)", "gamma * (z - m.z)", by("codasca")),
+    Mutation("CODASCA keeps its first centre", codasca, "return State(z, c, z[..., : clients.problem.n_x], progress)", "return State(z, c, s.v_ref, progress)", by("codasca")),
+    Mutation("CODASCA pulls the dual too", codasca, "x=self.gamma, y=0.0", "x=self.gamma, y=self.gamma", by("codasca")),
+    Mutation("CODA+ averages round ends", coda, "sums = IterateSum(total, cohort.memory.steps + steps)", "sums = IterateSum(cohort.memory.total + z, cohort.memory.steps + 1)", by("coda_plus")),
+    Mutation("CODA+ averages where steps begin", coda, "return z, carry[1] + z", "return z, carry[1] + carry[0]", by("coda_plus")),
+    Mutation("CODA+ averages over all stages", coda, "clients.forget()", "pass", by("coda_plus")),
+    Mutation("CODA+ counts a round's steps only", coda, "cohort.memory.steps + steps)", "0 * cohort.memory.steps + steps)", by("coda_plus")),
+    Mutation("lr does not decay", stages, "self.lr * self.lr_decay**stage", "self.lr", by("coda_plus")),
+    Mutation("lr decays from the first stage on", stages, "self.lr_decay**stage", "self.lr_decay ** (stage + 1)", by("codasca")),
+    Mutation("I does not grow", stages, "self.local_steps * self.interval_growth**stage", "self.local_steps", by("coda_plus")),
+    Mutation("stages do not grow", stages, "self.stage_rounds * self.stage_growth**stage", "self.stage_rounds", by("coda_plus")),
+    Mutation("the random output is a round late", stages, "if p.done == pick else p.kept", "if p.done == pick + 1 else p.kept", by("codasca")),
+    Mutation("the random round is drawn every round", stages, "if p.done == 0 else p.pick", "if True else p.pick", by("codasca")),
+    Mutation("the mean of rounds forgets the last", stages, "p.total + z)", "p.total + (z if p.done + 1 < rounds else 0))", by("codasca-rounds")),
+    Mutation("the next stage goes on from the last iterate", stages, "return out, Progress", "return z, Progress", by("codasca-rounds")),
+    # ---- CODA's dual
+    Mutation("CODA inherits its dual", coda, "torch.cat([v, clients.problem.dual_from(statistics)], dim=-1)", "z", by("coda")),
+    Mutation("CODA's dual has the wrong sign", auc, 'mean(s.neg, s.n_neg, "negative") - mean(s.pos, s.n_pos, "positive")', 'mean(s.pos, s.n_pos, "positive") - mean(s.neg, s.n_neg, "negative")', by("coda")),
+    Mutation("CODA drops clients with one class", auc, "owners = n > 0", "owners = (s.n_pos > 0) & (s.n_neg > 0)", by("coda")),
+    Mutation("CODA divides by all clients", auc, "owners.sum(\n", "torch.ones_like(owners).sum(\n", by("coda")),
+    Mutation("CODA counts absent slots", auc, "torch.where(mask & present, values, 0.0)", "torch.where(mask, values, 0.0)", by("coda")),
+    Mutation("CODA's dual of another margin", auc, "(self.margin + alpha).clamp", "(1 + alpha).clamp", partial(test_core.test_dual_from_statistics_is_the_optimal_dual, "margin", 0.4)),
+    # ---- AUC
+    Mutation("AUC ratios are swapped", auc, "ratio = (1 - 2 * self._p) * pos + self._p", "ratio = (2 * self._p - 1) * pos + 1 - self._p", auc_truth),
+    Mutation("AUC's cross term has swapped ratios", auc, "coupling = ratio * sign", "coupling = (2 * batch.w - ratio) * sign", auc_truth),
+    Mutation("AUC's cross term has the wrong sign", auc, "sign = 1 - 2 * pos", "sign = 2 * pos - 1", auc_truth),
+    Mutation("AUC's dual descends", auc, "* alpha * share - (coupling * h)", "* alpha * share + (coupling * h)", auc_field),
+    Mutation("AUC's dual has no curvature", auc, "2 * p * (1 - p) * alpha * share", "0 * alpha * share", auc_field),
+    Mutation("AUC's a and b are mixed up", auc, "da, db = (difference - both) / 2, (-difference - both) / 2", "db, da = (difference - both) / 2, (-difference - both) / 2", by("local_sgda")),
+    Mutation("AUC centres positives on b", auc, "b + (a - b) * pos", "a + (b - a) * pos", by("local_sgda")),
+    Mutation("AUC couples with alpha, not 1 + alpha", auc, '1 + alpha if self.dual == "gradient" else alpha', "alpha", auc_truth),
+    Mutation("each client has its own p", auc, "ratio = (1 - 2 * self._p) * pos + self._p", "q = pos.mean(-1, keepdim=True); ratio = (1 - 2 * q) * pos + q", auc_truth),
+    Mutation("p is pooled when clients weigh equally", auc, "(n_pos / n).mean() if self.p", "n_pos.sum() / n.sum() if self.p", auc_truth),
+    Mutation("p is a client mean when pooled", auc, "else n_pos.sum() / n.sum()", "else (n_pos / n).mean()", by("local_sgda-pooled-with_replacement")),
+    Mutation("p comes from participants alone", auc, "who=clients.everyone()", "who=None", by("codasca-some")),
+    Mutation("a piece of the data has the whole dual term", auc, "share = batch.w.sum(-1, keepdim=True)", "share = 1.0", pieces),
+    Mutation("the margin dual is not clipped", auc, "z[..., -1:].clamp(0.0, _LARGEST_DUAL)], dim=-1)", "z[..., -1:]], dim=-1)", by("published")),
+    Mutation("the margin is one", auc, "(self.margin + z[..., -2:-1]", "(1.0 + z[..., -2:-1]", by("codasca-margin")),
+    Mutation("the margin dual keeps p(1-p)", auc, "z[..., -3:-2])) * share", "z[..., -3:-2])) * share * p * (1 - p)", by("codasca-margin")),
+    # ---- empirical risk
+    Mutation("the logistic loss has the wrong sign", erm, "-h, h))", "h, -h))", by("fedavg")),
+    Mutation("the squared loss is not halved", erm, "(h - y) ** 2 / 2", "(h - y) ** 2", by("fedavg-squared")),
+    Mutation("cross-entropy has the wrong sign", erm, "return -log_probability.gather", "return log_probability.gather", by("fedavg-cross_entropy")),
+    # ---- CODASCA as published
+    Mutation("published: not clipped", codasca_published, "(clipped - mem.c_k", "(F - mem.c_k", by("published")),
+    Mutation("published: no weight decay", codasca_published, "self.weight_decay * v)", "0 * v)", by("published")),
+    Mutation("published: variates of clipped gradients", codasca_published, "gradients + F", "gradients + clipped", by("published")),
+    Mutation("published: variates with prox", codasca_published, "gradients + F", "gradients + F + regular", by("published")),
+    Mutation("published: the first round has I steps", codasca_published, "1 if first else self.steps_at(stage)", "self.steps_at(stage)", by("published")),
+    Mutation("published: the first round is divided by one", codasca_published, "gradients / self.steps_at(m.stage)", "gradients / m.steps", by("published")),
+    Mutation("published: the first centre for ever", codasca_published, "torch.where(new_stage, mem.total / mem.steps_done.clamp(min=1), mem.v_ref)", "mem.v_ref", by("published")),
+    Mutation("published: centre over all stages", codasca_published, "torch.where(new_stage, 0.0, mem.total)", "mem.total", by("published")),
+    Mutation("published: variate of the participants", codasca_published, "clients.share * mean.dc", "mean.dc", by("published-some")),
+    # ---- communication, memory, sampling
+    Mutation("silent clients send replies", clients, "_numbers(replies), setup)", "_numbers(message) * len(who.ids), setup)", test_accounting.test_failures_cost_the_way_down),
+    Mutation("messages to silent clients are free", clients, "self._count_down(name, message, who.ids)", "self._count_down(name, message, who.ids[who.answered])", test_accounting.test_failures_cost_the_way_down),
+    Mutation("set-up counts as training", clients, "setup = self.round < 0", "setup = False", partial(test_accounting.test_set_up_is_counted_apart, "pooled")),
+    Mutation("the prox centre is sent every round", clients, "holds[ids] = part.version", "pass", partial(test_accounting.test_prox_centre_is_sent_once_a_stage_to_whom_it_reaches, 3)),
+    Mutation("all clients hold what one was sent", clients, "holds[ids] = part.version", "holds[:] = part.version", partial(test_accounting.test_prox_centre_is_sent_once_a_stage_to_whom_it_reaches, 3)),
+    Mutation("memory is written by position", simulation, "store.index_copy_(0, at, new)", "store[: len(at)].copy_(new)", partial(test_core.test_memory_belongs_to_the_clients_that_worked, 2)),
+    Mutation("forgetting gives zeros", simulation, "b.repeat(self.n_clients, 1) if b.any() else", "b.new_zeros(self.n_clients, b.shape[-1]) if True else", partial(test_core.test_forget_restores_what_clients_started_with, 10.0)),
+    Mutation("half the shuffle", sampling, "for pivot, multiplier, offset in zip(pivots, multipliers, offsets, strict=True):", "for pivot, multiplier, offset in list(zip(pivots, multipliers, offsets, strict=True))[:2]:", partial(test_sampling.test_marginals_and_pairs_are_uniform, 7)),
+    Mutation("CODA+ sums with every message", coda, "sums if m.last else None", "sums", partial(test_accounting.test_section_7, "coda_plus", None)),
+    # ---- the recordings
+    Mutation("the average leaves out a step", coda, "return z, carry[1] + z", "return z, carry[1] + 0.999 * z", test_relations.test_stage_output_is_the_mean_over_clients_and_iterates),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=[m.error for m in MUTATIONS])
+def test_an_error_is_caught(mutation):
+    with harness.mutated(mutation.module, mutation.old, mutation.new), pytest.raises(AssertionError):
+        mutation.check()
+
+
+OTHER = [
+    c for c in dict.fromkeys(m.check for m in MUTATIONS) if getattr(c, "func", None) is not harness.agrees
+]
+
+
+@pytest.mark.parametrize("check", OTHER)
+def test_the_correct_code_passes(check):
+    """The reference checks do so in test_reference_agreement.py; here are the others."""
+    check()
+
+
+def test_mutations_leave_the_library_as_it_was():
+    before = codasca.CODASCA.round.__code__
+    with harness.mutated(codasca, "clients.share * mean.dc", "mean.dc"):
+        assert codasca.CODASCA.round.__code__ is not before
+    assert codasca.CODASCA.round.__code__ is before
+    with (
+        pytest.raises(AssertionError, match="occurs 0 times"),
+        harness.mutated(codasca, "not in the text", ""),
+    ):
+        pass
