@@ -245,8 +245,10 @@ def drive(
     states = []
     for r in range(rounds):
         clients.begin(r)
-        with contextlib.suppress(NobodyAnswered):
+        try:
             s = algorithm.round(s, clients)
+        except NobodyAnswered:
+            clients.rollback()
         if after is not None:
             s = after(s, clients) or s
         states.append(s)

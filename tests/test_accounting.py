@@ -118,11 +118,11 @@ def test_set_up_is_counted_apart(p):
 
 
 def test_failures_cost_the_way_down():
-    """A client that is asked but does not answer has received the message; nothing comes back."""
+    """A client that is asked but does not answer costs the way down; it may not hold the prox centre, so that goes again."""
     some = Fixed(ids=(0, 2, 3, 5), silent=(2, 3))
     algorithm = CODASCA(**STAGED, gamma=0.1)
     clients = drive(algorithm, problem_for(algorithm), binary(), ROUNDS, participation=some).clients
-    down = ROUNDS * 4 * 2 * D + STAGES * 4 * v
+    down = ROUNDS * 4 * 2 * D + STAGES * 2 * v + ROUNDS * 2 * v
     assert clients.traffic.by_phase == {"drift_corrected_steps": (ROUNDS, down, ROUNDS * 2 * 2 * D)}
     assert clients.failures == 2 * ROUNDS
     assert clients.asked == [0, 2, 3, 5]
@@ -165,7 +165,7 @@ def test_once_is_held_by_version_and_by_phase():
     for version in (0, 0, 1, 1):
         clients.mean(work, (z, Once(centre, version), "control", 3))
     assert clients.traffic.by_phase["first"] == (4, 4 * 4 * 5 + 2 * 4 * 5, 4 * 4 * 5)
-    reply = clients.mean(other, (z, Once(centre, 1)))
+    reply, _ = clients.mean(other, (z, Once(centre, 1)))
     assert clients.traffic.by_phase["second"] == (1, 4 * 10, 4 * 5)
     assert (reply == 1).all()  # the client reads the value itself
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedsaddle import projections
 from fedsaddle.algorithms import CODA, CODASCA, SCAFFOLD, CODAPlus, FedAvg, LocalSGDA, PublishedCODASCA
+from fedsaddle.clients import NobodyAnswered
 from fedsaddle.cohort import Batching
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.models import CNN, MLP
@@ -233,21 +234,19 @@ def test_dual_from_statistics_is_the_optimal_dual(dual, margin):
         assert dual_value.item() == pytest.approx(problem.optimal_dual(x_mean).item(), abs=1e-12)
 
 
-def test_dual_without_one_class_is_an_error():
-    """No participant drew a positive sample: the dual is not defined, and must not become nan."""
+def test_dual_without_one_class_is_inherited():
+    """No participant drew a positive sample: CODA's dual is not defined, and must not become nan."""
     rng = np.random.default_rng(0)
     fed = federation(
         *({"x": rng.normal(size=(4, 3)), "y": np.full(4, k == 0, dtype=np.int64)} for k in range(3))
     )
-    run = lambda: drive(
-        CODA(lr=0.1, local_steps=1, stage_rounds=2),
-        AUC(nn.Linear(3, 1)),
-        fed,
-        4,
-        participation=harness.Fixed(ids=(1, 2)),
-    )
-    with pytest.raises(FedsaddleError, match="positive"):
-        run()
+    for kind in ("gradient", "margin"):
+        run = lambda algorithm, kind=kind: (
+            drive(algorithm, AUC(model, dual=kind), fed, 4, participation=harness.Fixed(ids=(1, 2))).z
+        )
+        model = nn.Linear(3, 1)
+        stages = dict(lr=0.1, local_steps=1, stage_rounds=2)
+        assert (run(CODA(**stages)) == run(CODAPlus(**stages))).all()
 
 
 def test_p_counts():
@@ -552,11 +551,43 @@ def test_an_error_without_a_message_says_where_too():
         counting(4, 1, fails_at=3, error=AssertionError())
 
 
-def test_memory_is_written_when_the_whole_phase_has_succeeded():
+def test_a_failed_round_leaves_the_memory_as_it_was():
     kept = []
     with pytest.raises(FedsaddleError):
         counting(4, 1, fails_at=3, after=lambda s, clients: kept.append(clients))
+    kept[-1].rollback()
     assert kept[-1].memory[:, 0].tolist() == [2] * 5  # clients 0..2 had done their third count
+
+
+def test_rollback_takes_back_every_phase_and_forgetting():
+    seen = []
+
+    @dataclass(frozen=True)
+    class TwoPhases(Counting):
+        def round(self, s, clients):
+            for r in range(3):
+                clients.mean(self.count, (s.z, 0))
+                if r == 1:
+                    clients.forget()
+            seen.append(clients.memory[:, 0].tolist())
+            if clients.round == 1:
+                raise NobodyAnswered("the third phase")
+            return s
+
+    clients = connect(QuadraticSaddle(3, 2), quadratic_federation(5, 3, 2), chunk=2)
+    z, algorithm = torch.zeros(1, 5).double(), TwoPhases(blank=10.0)
+    clients.remember(algorithm.memory(z, clients.problem))
+    clients.begin(0)
+    s = algorithm.round(algorithm.init(z, clients.problem), clients)
+    clients.begin(1)
+    with pytest.raises(NobodyAnswered):
+        algorithm.round(s, clients)
+    assert seen == [[11.0] * 5] * 2
+    clients.rollback()
+    assert clients.memory[:, 0].tolist() == [11.0] * 5
+    clients.mean(algorithm.count, (z, 0))
+    clients.rollback()
+    assert clients.memory[:, 0].tolist() == [11.0] * 5
 
 
 def test_gather_returns_replies_in_the_order_of_ids():
@@ -570,7 +601,7 @@ def test_gather_returns_replies_in_the_order_of_ids():
     name = lambda cohort, m: (cohort.ids.double().unsqueeze(-1), None)
     out = clients.gather(name, None)
     assert out.ids.tolist() == [0, 4] and out.replies[:, 0].tolist() == [0, 4]
-    assert clients.share == 2 / 5
+    assert clients.mean(name, None)[1] == 2 / 5
 
 
 def test_weights_of_the_mean():
@@ -579,14 +610,14 @@ def test_weights_of_the_mean():
     clients.begin(0)
     name = lambda cohort, m: (cohort.ids.double().unsqueeze(-1), None)
     ids, sizes, own = np.arange(6), np.array(harness.SIZES), np.array([0.0, 1, 0, 2, 0, 5])
-    assert clients.mean(name, None).item() == pytest.approx(ids.mean())
-    assert clients.mean(name, None, weights="samples").item() == pytest.approx(ids @ sizes / sizes.sum())
-    assert clients.mean(name, None, weights=torch.from_numpy(own)).item() == pytest.approx(
+    assert clients.mean(name, None)[0].item() == pytest.approx(ids.mean())
+    assert clients.mean(name, None, weights="samples")[0].item() == pytest.approx(ids @ sizes / sizes.sum())
+    assert clients.mean(name, None, weights=torch.from_numpy(own))[0].item() == pytest.approx(
         ids @ own / own.sum()
     )
     drawn = clients.sample(20, p=np.array([0, 0.5, 0.5, 0, 0, 0]))
     assert set(drawn.ids) == {1, 2} and drawn.counts.sum() == 20
-    assert clients.mean(name, None, who=drawn).item() == pytest.approx(drawn.ids @ drawn.counts / 20)
+    assert clients.mean(name, None, who=drawn)[0].item() == pytest.approx(drawn.ids @ drawn.counts / 20)
 
 
 def test_batch_weights_and_absent_slots():
@@ -639,16 +670,18 @@ def test_bad_settings_are_refused(make, message):
 
 
 def test_combinations_that_would_be_something_else_are_refused():
-    auc, twice = AUC(nn.Linear(3, 1)), Uniform(3, replacement=True)
-    for algorithm in (SCAFFOLD(), CODASCA(), PublishedCODASCA(), CODAPlus(stage_rounds=3)):
-        with pytest.raises(FedsaddleError, match="cannot take part twice"):
-            algorithm.check(auc, twice)
-        algorithm.check(auc, replace(twice, replacement=False))
-    CODAPlus(stage_rounds=3, output="last").check(auc, twice)
+    twin, twice = TWINS["auc"], Uniform(30, replacement=True)
+    stages = dict(stage_rounds=3, local_steps=1)
+    for algorithm in (SCAFFOLD(), CODASCA(), PublishedCODASCA(), CODAPlus(**stages)):
+        with pytest.raises(
+            FedsaddleError, match="clients keep memory, so client . cannot take part . times in round 0"
+        ):
+            drive(algorithm, twin.problem(), twin.data(), 1, participation=twice)
+    drive(CODAPlus(**stages, output="last"), twin.problem(), twin.data(), 1, participation=twice)
     with pytest.raises(FedsaddleError, match="has 1 dual variable"):
-        FedAvg().check(auc, harness.Full())
+        FedAvg().check(AUC(nn.Linear(3, 1)))
     with pytest.raises(FedsaddleError, match="closed form"):
-        CODA().check(QuadraticSaddle(), harness.Full())
+        CODA().check(QuadraticSaddle())
 
 
 def test_schedules():

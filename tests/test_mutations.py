@@ -59,25 +59,25 @@ MUTATIONS = [
     Mutation("CODASCA variates are not reset", codasca, "if self.reset_variates:", "if False:", by("codasca")),
     Mutation("CODASCA forgets only the server's variate", codasca, "clients.forget()", "pass", by("codasca")),
     Mutation("CODASCA variates are reset when kept", codasca, "if self.reset_variates:", "if True:", by("codasca-kept")),
-    Mutation("CODASCA variate of the participants", codasca, "clients.share * mean.dc", "mean.dc", by("codasca-some")),
+    Mutation("CODASCA variate of the participants", codasca, "share * mean.dc", "mean.dc", by("codasca-some")),
     Mutation("CODASCA variates leave out the prox", codasca, "(m.z - z) / (steps * lr)", "(m.z - z) / (steps * lr) - gamma * (z - v_ref)", by("codasca")),
     Mutation("CODASCA reply is not a change", codasca, "Up(z, new - c_k), new", "Up(z, new), new", by("codasca")),
     Mutation("SCAFFOLD steps with flipped variates", fedavg, "- c_k + s.c), self.lr)", "+ c_k - s.c), self.lr)", scaffold_truth),
     Mutation("SCAFFOLD updates with a flipped c", fedavg, "new = c_k - s.c +", "new = c_k + s.c +", scaffold_truth),
     Mutation("SCAFFOLD divides by lr alone", fedavg, "/ (self.local_steps * self.lr)", "/ self.lr", scaffold_truth),
     Mutation("SCAFFOLD variate at the new iterate", fedavg, "new = c_k - s.c + (s.z - z) / (self.local_steps * self.lr)", "new = cohort.full_field(z)", by("scaffold")),
-    Mutation("SCAFFOLD variate of the participants", fedavg, "clients.share * mean.dc", "mean.dc", by("scaffold-some")),
+    Mutation("SCAFFOLD variate of the participants", fedavg, "share * mean.dc", "mean.dc", by("scaffold-some")),
     Mutation("SCAFFOLD clients keep no variate", fedavg, "return VariateReply(z, new - c_k), new", "return VariateReply(z, new - c_k), c_k", by("scaffold")),
     # ---- the server's step
     Mutation("CODASCA extrapolates from the mean", codasca, "z = s.z + self.server_lr * (mean.z - s.z)", "z = mean.z + self.server_lr * (mean.z - s.z)", by("codasca-last")),
     Mutation("CODASCA has no server step", codasca, "z = s.z + self.server_lr * (mean.z - s.z)", "z = mean.z", by("codasca-last")),
-    Mutation("Local SGDA extrapolates from the mean", fedavg, "State(s.z + self.server_lr", "State(mean.z + self.server_lr", by("local_sgda")),
-    Mutation("SCAFFOLD extrapolates from the mean", fedavg, "z=s.z + self.server_lr", "z=mean.z + self.server_lr", by("scaffold-auc")),
+    Mutation("Local SGDA extrapolates from the mean", fedavg, "z = s.z + self.server_lr * (mean.z - s.z)\n        return State", "z = mean.z + self.server_lr * (mean.z - s.z)\n        return State", by("local_sgda")),
+    Mutation("SCAFFOLD extrapolates from the mean", fedavg, "z = s.z + self.server_lr * (mean.z - s.z)  # x <-", "z = mean.z + self.server_lr * (mean.z - s.z)  # x <-", by("scaffold-auc")),
     Mutation("sample weights are ignored", fedavg, 'weights = "samples" if self.weights == "samples" else None', "weights = None", by("fedavg-samples")),
     Mutation("samples weigh although clients should", fedavg, 'weights = "samples" if self.weights == "samples" else None', 'weights = "samples"', by("fedavg")),
-    Mutation("weights do not follow the participants", clients, 'w = w * self.sizes.to("cpu", torch.float64)[ids]', 'w = w * self.sizes.to("cpu", torch.float64)[: len(ids)]', by("fedavg-samples-some")),
-    Mutation("a client drawn twice counts once", clients, "w = torch.as_tensor(draw.counts[draw.answered], dtype=torch.float64)", "w = torch.ones(int(draw.answered.sum()), dtype=torch.float64)", by("local_sgda-clients_twice")),
-    Mutation("the share counts silent clients", clients, "int(self._answered.answered.sum())", "len(self._answered.ids)", by("codasca-failures")),
+    Mutation("weights do not follow the participants", clients, "[torch.as_tensor(ids)]", "[: len(ids)]", by("fedavg-samples-some")),
+    Mutation("a client drawn twice counts once", clients, "w = torch.as_tensor(counts, dtype=torch.float64)", "w = torch.ones(len(ids), dtype=torch.float64)", by("local_sgda-clients_twice")),
+    Mutation("the share counts silent clients", clients, "sums), answered / self.n_clients", "sums), 5 / self.n_clients", by("codasca-failures")),
     # ---- local steps
     Mutation("the dual step size is ignored", fedavg, "self.lr if self.lr_dual is None else self.lr_dual", "self.lr", by("local_sgda")),
     Mutation("FedProx pulls to the origin", fedavg, "self.mu * (z - s.z)", "self.mu * z", by("fedprox")),
@@ -117,10 +117,10 @@ MUTATIONS = [
     Mutation("the mean of rounds forgets the last", stages, "p.total + z)", "p.total + (z if p.done + 1 < rounds else 0))", by("codasca-rounds")),
     Mutation("the next stage goes on from the last iterate", stages, "return out, Progress", "return z, Progress", by("codasca-rounds")),
     # ---- CODA's dual
-    Mutation("CODA inherits its dual", coda, "torch.cat([v, clients.problem.dual_from(statistics)], dim=-1)", "z", by("coda")),
-    Mutation("CODA's dual has the wrong sign", auc, 'mean(s.neg, s.n_neg, "negative") - mean(s.pos, s.n_pos, "positive")', 'mean(s.pos, s.n_pos, "positive") - mean(s.neg, s.n_neg, "negative")', by("coda")),
-    Mutation("CODA drops clients with one class", auc, "owners = n > 0", "owners = (s.n_pos > 0) & (s.n_neg > 0)", by("coda")),
-    Mutation("CODA divides by all clients", auc, "owners.sum(\n", "torch.ones_like(owners).sum(\n", by("coda")),
+    Mutation("CODA inherits its dual", coda, "torch.where(new.isfinite(), new, alpha)", "alpha", by("coda")),
+    Mutation("CODA's dual has the wrong sign", auc, "mean(s.neg, s.n_neg) - mean(s.pos, s.n_pos)", "mean(s.pos, s.n_pos) - mean(s.neg, s.n_neg)", by("coda")),
+    Mutation("CODA drops clients with one class", auc, "owners = (n > 0).to(n)", "owners = ((s.n_pos > 0) & (s.n_neg > 0)).to(n); total = total * owners", by("coda")),
+    Mutation("CODA divides by all clients", auc, "/ owners.sum(", "/ torch.ones_like(owners).sum(", by("coda")),
     Mutation("CODA counts absent slots", auc, "torch.where(mask & present, values, 0.0)", "torch.where(mask, values, 0.0)", by("coda")),
     Mutation("CODA's dual of another margin", auc, "(self.margin + alpha).clamp", "(1 + alpha).clamp", partial(test_core.test_dual_from_statistics_is_the_optimal_dual, "margin", 0.4)),
     # ---- AUC
@@ -145,23 +145,27 @@ MUTATIONS = [
     Mutation("the squared loss is not halved", erm, "(h - y) ** 2 / 2", "(h - y) ** 2", by("fedavg-squared")),
     Mutation("cross-entropy has the wrong sign", erm, "return -log_probability.gather", "return log_probability.gather", by("fedavg-cross_entropy")),
     # ---- CODASCA as published
-    Mutation("published: not clipped", codasca_published, "(clipped - mem.c_k", "(F - mem.c_k", by("published")),
+    Mutation("published: not clipped", codasca_published, "(F.clamp(-bound, bound) - mem.c_k", "(F - mem.c_k", by("published")),
     Mutation("published: no weight decay", codasca_published, "self.weight_decay * v)", "0 * v)", by("published")),
-    Mutation("published: variates of clipped gradients", codasca_published, "gradients + F", "gradients + clipped", by("published")),
+    Mutation("published: variates of clipped gradients", codasca_published, "gradients + F", "gradients + F.clamp(-bound, bound)", by("published")),
     Mutation("published: variates with prox", codasca_published, "gradients + F", "gradients + F + regular", by("published")),
     Mutation("published: the first round has I steps", codasca_published, "1 if first else self.steps_at(stage)", "self.steps_at(stage)", by("published")),
     Mutation("published: the first round is divided by one", codasca_published, "gradients / self.steps_at(m.stage)", "gradients / m.steps", by("published")),
     Mutation("published: the first centre for ever", codasca_published, "torch.where(new_stage, mem.total / mem.steps_done.clamp(min=1), mem.v_ref)", "mem.v_ref", by("published")),
     Mutation("published: centre over all stages", codasca_published, "torch.where(new_stage, 0.0, mem.total)", "mem.total", by("published")),
-    Mutation("published: variate of the participants", codasca_published, "clients.share * mean.dc", "mean.dc", by("published-some")),
+    Mutation("published: variate of the participants", codasca_published, "share * mean.dc", "mean.dc", by("published-some")),
     # ---- communication, memory, sampling
-    Mutation("silent clients send replies", clients, "_numbers(replies), setup)", "_numbers(message) * len(who.ids), setup)", test_accounting.test_failures_cost_the_way_down),
-    Mutation("messages to silent clients are free", clients, "self._count_down(name, message, who.ids)", "self._count_down(name, message, who.ids[who.answered])", test_accounting.test_failures_cost_the_way_down),
+    Mutation("silent clients send replies", clients, "self.traffic.add(name, down, up, setup)", "self.traffic.add(name, down, up * len(who.ids) // max(answered, 1), setup)", test_accounting.test_failures_cost_the_way_down),
+    Mutation("messages to silent clients are free", clients, "down = _numbers(message) * len(who.ids)", "down = _numbers(message) * int(who.answered.sum())", test_accounting.test_failures_cost_the_way_down),
     Mutation("set-up counts as training", clients, "setup = self.round < 0", "setup = False", partial(test_accounting.test_set_up_is_counted_apart, "pooled")),
-    Mutation("the prox centre is sent every round", clients, "holds[ids] = part.version", "pass", partial(test_accounting.test_prox_centre_is_sent_once_a_stage_to_whom_it_reaches, 3)),
-    Mutation("all clients hold what one was sent", clients, "holds[ids] = part.version", "holds[:] = part.version", partial(test_accounting.test_prox_centre_is_sent_once_a_stage_to_whom_it_reaches, 3)),
-    Mutation("memory is written by position", simulation, "store.index_copy_(0, at, new)", "store[: len(at)].copy_(new)", partial(test_core.test_memory_belongs_to_the_clients_that_worked, 2)),
+    Mutation("the prox centre is sent every round", clients, "held[ids] = once.version", "pass", partial(test_accounting.test_prox_centre_is_sent_once_a_stage_to_whom_it_reaches, 3)),
+    Mutation("all clients hold what one was sent", clients, "held[ids] = once.version", "held[:] = once.version", partial(test_accounting.test_prox_centre_is_sent_once_a_stage_to_whom_it_reaches, 3)),
+    Mutation("memory is written by position", simulation, "store.index_copy_(0, ids, new)", "store[: len(ids)].copy_(new)", partial(test_core.test_memory_belongs_to_the_clients_that_worked, 2)),
     Mutation("forgetting gives zeros", simulation, "b.repeat(self.n_clients, 1) if b.any() else", "b.new_zeros(self.n_clients, b.shape[-1]) if True else", partial(test_core.test_forget_restores_what_clients_started_with, 10.0)),
+    Mutation("rollback is not in reverse", simulation, "self._undo.pop()()", "self._undo.pop(0)()", test_core.test_rollback_takes_back_every_phase_and_forgetting),
+    Mutation("rollback does nothing", simulation, "self._undo.pop()()", "self._undo.pop()", test_core.test_a_failed_round_leaves_the_memory_as_it_was),
+    Mutation("failures are not counted", clients, "len(who.ids) - answered", "0", test_accounting.test_failures_cost_the_way_down),
+    Mutation("CODA's dual becomes nan", coda, "torch.where(new.isfinite(), new, alpha)", "new", test_core.test_dual_without_one_class_is_inherited),
     Mutation("half the shuffle", sampling, "for pivot, multiplier, offset in zip(pivots, multipliers, offsets, strict=True):", "for pivot, multiplier, offset in list(zip(pivots, multipliers, offsets, strict=True))[:2]:", partial(test_sampling.test_marginals_and_pairs_are_uniform, 7)),
     Mutation("CODA+ sums with every message", coda, "sums if m.last else None", "sums", partial(test_accounting.test_section_7, "coda_plus", None)),
     # ---- the recordings
@@ -188,7 +192,7 @@ def test_the_correct_code_passes(check):
 
 def test_mutations_leave_the_library_as_it_was():
     before = codasca.CODASCA.round.__code__
-    with harness.mutated(codasca, "clients.share * mean.dc", "mean.dc"):
+    with harness.mutated(codasca, "share * mean.dc", "mean.dc"):
         assert codasca.CODASCA.round.__code__ is not before
     assert codasca.CODASCA.round.__code__ is before
     with (

@@ -213,7 +213,8 @@ class Recording(QuadraticSaddle):
         return F
 
     def prox(self, z, lr):
-        self.stepped.append(z.clone())
+        if lr:  # the server's own projection comes with lr = 0
+            self.stepped.append(z.clone())
         return z
 
 

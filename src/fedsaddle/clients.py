@@ -3,19 +3,23 @@
 An algorithm's round calls a few verbs on `Clients`; each call is one communication phase (server -> clients -> server)
 and is counted here, for every engine alike.
 
-    mean(work, message)     one phase; the (weighted) mean of the replies          [1, ...]
-    gather(work, message)   one phase; all replies                                 [S, ...]
+    mean(work, message)     one phase; the (weighted) mean of the replies, and the share of all clients in it
+    gather(work, message)   one phase; all replies
     sample(m, p)            draw other participants than the round's, to pass as `who`
     forget()                all clients drop their memory (no traffic: a flag in the next message)
 
 Client work is a method `work(cohort, message) -> (reply, memory)` that reads nothing but its arguments and the frozen
-algorithm. It is the same in a simulator, a process or a hospital.
+algorithm. It is the same in a simulator, a process or a hospital. Messages, replies and memory are tensors [1, k] on the
+server's side and [S, k] on the clients', alone or in (Named)tuples; None and plain Python values may stand beside them in a
+message and are not counted.
+
+A round is a transaction: when it fails, or nobody answers, `rollback` undoes what its phases wrote to the clients' memory.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -31,11 +35,11 @@ from fedsaddle.problem import Problem, tree_map
 
 Work = Callable[[Cohort, Any], tuple[Any, Any]]  # (cohort, message) -> (reply, what the clients remember)
 
-BYTES_PER_NUMBER = 4  # messages are counted as float32, whatever the simulation computes in (spec 0.2)
+BYTES_PER_NUMBER = 4  # messages are counted as float32, whatever the simulation computes in
 
 
 class NobodyAnswered(FedsaddleError):
-    """No client took part in a phase; the run leaves the state of that round as it was."""
+    """No client answered a phase; the run leaves the state and the clients' memory of that round as they were."""
 
 
 class Once(NamedTuple):
@@ -46,11 +50,14 @@ class Once(NamedTuple):
 
 
 class PhaseTraffic(NamedTuple):
-    """What one kind of phase has cost so far, in numbers and messages over all clients."""
+    """What one kind of phase has cost so far, over all clients."""
 
     phases: int = 0
-    down: int = 0
-    up: int = 0
+    down: int = 0  # numbers sent to clients
+    up: int = 0  # numbers sent by clients
+
+    def plus(self, down: int, up: int) -> PhaseTraffic:
+        return PhaseTraffic(self.phases + 1, self.down + down, self.up + up)
 
 
 @dataclass
@@ -62,11 +69,9 @@ class Traffic:
 
     def add(self, phase: str, down: int, up: int, setup: bool) -> None:
         if setup:
-            s = self.setup
-            self.setup = PhaseTraffic(s.phases + 1, s.down + down, s.up + up)
-            return
-        t = self.by_phase.get(phase, PhaseTraffic())
-        self.by_phase[phase] = PhaseTraffic(t.phases + 1, t.down + down, t.up + up)
+            self.setup = self.setup.plus(down, up)
+        else:
+            self.by_phase[phase] = self.by_phase.get(phase, PhaseTraffic()).plus(down, up)
 
     @property
     def total(self) -> PhaseTraffic:
@@ -80,11 +85,14 @@ class Gathered(NamedTuple):
     """All replies of a phase, one row a client."""
 
     ids: Tensor  # who answered [S]
-    replies: Any  # every tensor [S, ...]
+    replies: Any  # every tensor [S, k]
 
 
 class Clients(ABC):
-    """All N clients of a run, as an algorithm sees them."""
+    """All N clients of a run, as an algorithm sees them.
+
+    An engine says how a phase is run (`_run`) and where memory lives (`remember`, `forget`, `rollback`).
+    """
 
     problem: Problem  # with its constants agreed on
 
@@ -94,64 +102,72 @@ class Clients(ABC):
         self.seed = seed
         self.participation = participation
         self.traffic = Traffic()
-        self.failures = 0  # sampled clients that did not answer, over the run
+        self.failures = 0  # clients that were asked and did not answer, over the run
         self.round = -1  # -1: set-up
-        self._phase = 0
-        self._draws = 0
+        self.has_memory = False
+        self._phase = self._draws = self._integers = 0  # counted within a round
         self._cohort: Draw | None = None
-        self._asked: set[int] = set()
-        self._answered: Draw | None = None
-        self._holds: dict[str, np.ndarray] = {}  # version of each client's Once value
+        self._asked: list[np.ndarray] = []
+        self._holds: dict[tuple[str, int], np.ndarray] = {}  # version of each client's Once values
 
     # ---- what an algorithm calls -------------------------------------------------------------------------
 
     def mean(
         self, work: Work, message: Any, *, who: Draw | None = None, weights: Tensor | str | None = None
-    ) -> Any:
-        """One phase: send `message`, run `work` on every participant, average the replies to [1, ...].
+    ) -> tuple[Any, float]:
+        """One phase: send `message`, run `work` on every participant, average the replies.
 
         Args:
             who: participants; by default the round's.
             weights: None (each participant equally), "samples" (by local sample count), or one weight a client [N].
+
+        Returns:
+            the mean reply, every tensor [1, k], and M/N, the share of all clients that are in it.
         """
-        draw, replies = self._exchange(work, message, who)
-        w = torch.as_tensor(draw.counts[draw.answered], dtype=torch.float64)
-        ids = torch.as_tensor(draw.ids[draw.answered])
-        if isinstance(weights, Tensor):
-            w = w * weights.to("cpu", torch.float64)[ids]
-        elif weights == "samples":
-            w = w * self.sizes.to("cpu", torch.float64)[ids]
-        w = w / w.sum()
-        return tree_map(lambda r: w.to(r).unsqueeze(0) @ r, replies)
+        if isinstance(weights, str) and weights != "samples":
+            raise FedsaddleError(f"mean: weights must be None, 'samples' or a tensor [N], got {weights!r}")
+        per_client = self.sizes if isinstance(weights, str) else weights
+        sums: Any = None
+        total, answered = 0.0, 0
+        for ids, counts, replies in self._exchange(work, message, who):
+            w = torch.as_tensor(counts, dtype=torch.float64)
+            if per_client is not None:
+                w = w * per_client.to("cpu", torch.float64)[torch.as_tensor(ids)]
+            part = tree_map(lambda r, w=w: w.to(r).unsqueeze(0) @ r, replies)
+            sums = part if sums is None else tree_map(torch.add, sums, part)
+            total += w.sum().item()
+            answered += len(ids)
+        if not total > 0:
+            raise FedsaddleError(
+                f"mean: the weights of the {answered} participants must sum to more than 0, got {total}"
+            )
+        return tree_map(lambda s: s / total, sums), answered / self.n_clients
 
     def gather(self, work: Work, message: Any, *, who: Draw | None = None) -> Gathered:
-        """One phase: send `message`, run `work` on every participant, return all replies [S, ...]."""
-        draw, replies = self._exchange(work, message, who)
-        return Gathered(torch.as_tensor(draw.ids[draw.answered]), replies)
+        """One phase: send `message`, run `work` on every participant, return all replies [S, k]."""
+        parts = list(self._exchange(work, message, who))
+        ids = torch.as_tensor(np.concatenate([ids for ids, _, _ in parts]))
+        return Gathered(ids, tree_map(lambda *rows: torch.cat(rows), *(replies for _, _, replies in parts)))
 
     def sample(self, m: int | None = None, p: np.ndarray | None = None) -> Draw:
         """Participants drawn anew: by the run's scheme, or m of all with probabilities p (with replacement)."""
         self._draws += 1
         if m is None:
             return self.participation.draw(self.n_clients, self.seed, self.round, self._draws)
-        rng = np.random.default_rng([sampling.SERVER, self.seed, self.round + 1, self._draws])
-        ids, counts = np.unique(rng.choice(self.n_clients, size=m, p=p), return_counts=True)
-        return Draw(ids, counts, np.ones(len(ids), dtype=bool))
+        rng = np.random.default_rng([sampling.SERVER, self.seed, self.round, self._draws])
+        ids = rng.choice(self.n_clients, size=m, p=p)
+        return self.participation.ask_these(ids, self.seed, self.round, self._draws)
 
     def everyone(self) -> Draw:
-        """All clients, for a phase that needs each of them."""
+        """All clients, for a phase that needs each of them, such as the set-up."""
         ids = np.arange(self.n_clients)
         return Draw(ids, np.ones_like(ids), np.ones(len(ids), dtype=bool))
 
     def integer(self, n: int) -> int:
-        """A uniform integer in {0..n-1} for the server, a function of (seed, round)."""
-        return sampling.integer(n, sampling.SERVER, self.seed, self.round)
-
-    @property
-    def share(self) -> float:
-        """M/N: the share of all clients that answered the last phase."""
-        assert self._answered is not None
-        return int(self._answered.answered.sum()) / self.n_clients
+        """A uniform integer in {0..n-1} for the server, a function of (seed, round) and of the calls before in the round."""
+        again = (self._integers,) if self._integers else ()
+        self._integers += 1
+        return sampling.integer(n, sampling.SERVER, self.seed, self.round, *again)
 
     @abstractmethod
     def forget(self) -> None:
@@ -159,54 +175,83 @@ class Clients(ABC):
 
     # ---- what a run calls --------------------------------------------------------------------------------
 
-    def begin(self, round: int) -> None:
-        """Start round r: its participants are drawn when the first phase asks for them."""
-        self.round, self._phase, self._draws, self._cohort = round, 0, 0, None
-        self._asked = set()
-
     @abstractmethod
     def remember(self, blank: Any) -> None:
-        """Give every client the memory that an algorithm starts from: None, or tensors [1, ...]."""
+        """Give every client the memory that an algorithm starts from: None, or tensors [1, k]."""
+
+    def begin(self, round: int) -> None:
+        """Start round r: its participants are drawn when the first phase asks for them."""
+        self.round, self._cohort = round, None
+        self._phase = self._draws = self._integers = 0
+        self._asked = []
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Undo what the current round wrote to the clients' memory."""
 
     @property
     def asked(self) -> list[int]:
         """The clients that were asked in this round, in order."""
-        return sorted(self._asked)
+        ids: list[int] = np.unique(np.concatenate(self._asked)).tolist() if self._asked else []
+        return ids
 
     # ---- one phase ---------------------------------------------------------------------------------------
 
-    def _exchange(self, work: Work, message: Any, who: Draw | None) -> tuple[Draw, Any]:
+    def _exchange(
+        self, work: Work, message: Any, who: Draw | None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
+        """Yield (ids, how often each was drawn, replies [S, k]) of those who answer, part by part; count the traffic."""
         if who is None:
             if self._cohort is None:
                 self._cohort = self.participation.draw(self.n_clients, self.seed, max(self.round, 0), 0)
             who = self._cohort
+        if self.has_memory and (who.counts > 1).any():
+            raise FedsaddleError(
+                f"{work.__qualname__.partition('.')[0]}: clients keep memory, so client {who.ids[who.counts > 1][0]} cannot "
+                f"take part {who.counts.max()} times in round {self.round}; draw participants without replacement"
+            )
         name, phase, self._phase = work.__name__, self._phase, self._phase + 1
         setup = self.round < 0
         if not setup:
-            self._asked.update(who.ids.tolist())
-            self.failures += int((~who.answered).sum())
-        down = self._count_down(name, message, who.ids)
-        ids = who.ids[who.answered]
-        if len(ids) == 0:
-            self.traffic.add(name, down, 0, setup)
+            self._asked.append(who.ids)
+        down = _numbers(message) * len(who.ids) + self._count_once(name, message, who.ids)
+        counts = dict(zip(who.ids.tolist(), who.counts.tolist(), strict=True))
+        up = answered = 0
+        try:
+            for ids, replies in self._run(work, _unwrap(message), who.ids[who.answered], phase):
+                _check_reply(work, replies, len(ids))
+                up += _numbers(replies)
+                answered += len(ids)
+                self._mark_held(name, message, ids)
+                yield ids, np.array([counts[i] for i in ids.tolist()]), replies
+        finally:
+            self.traffic.add(name, down, up, setup)
+            self.failures += 0 if setup else len(who.ids) - answered
+        if answered == 0:
             raise NobodyAnswered(f"nobody answered phase {phase} ({name}) of round {self.round}")
-        self._answered = who
-        replies = self._run(work, _unwrap(message), ids, phase)
-        self.traffic.add(name, down, _numbers(replies), setup)
-        return who, replies
-
-    def _count_down(self, name: str, message: Any, ids: np.ndarray) -> int:
-        down = _numbers(message) * len(ids)
-        for part in message if isinstance(message, tuple) else ():
-            if isinstance(part, Once):
-                holds = self._holds.setdefault(name, np.full(self.n_clients, -1))
-                down += part.value.numel() * int((holds[ids] != part.version).sum())
-                holds[ids] = part.version
-        return down
 
     @abstractmethod
-    def _run(self, work: Work, message: Any, ids: np.ndarray, phase: int) -> Any:
-        """Run the work on these clients and return their replies, row by row in the order of ids: [S, ...]."""
+    def _run(self, work: Work, message: Any, ids: np.ndarray, phase: int) -> Iterator[tuple[np.ndarray, Any]]:
+        """Run the work on these clients; yield (ids, replies [S, k]) of those that answer, in one or several parts."""
+
+    def _held(self, name: str, message: Any) -> Iterator[tuple[np.ndarray, Once]]:
+        for i, part in enumerate(_onces(message)):
+            yield self._holds.setdefault((name, i), np.full(self.n_clients, -1)), part
+
+    def _count_once(self, name: str, message: Any, ids: np.ndarray) -> int:
+        missing = (
+            (once.value.numel(), int((held[ids] != once.version).sum()))
+            for held, once in self._held(name, message)
+        )
+        return sum(numbers * clients for numbers, clients in missing)
+
+    def _mark_held(self, name: str, message: Any, ids: np.ndarray) -> None:
+        for held, once in self._held(name, message):
+            held[ids] = once.version
+
+
+class ClientWorkError(FedsaddleError):
+    """Client work failed, for instance in the user's own loss; says in which round, phase and client."""
 
 
 def _unwrap(message: Any) -> Any:
@@ -219,10 +264,33 @@ def _unwrap(message: Any) -> Any:
     return message
 
 
+def _onces(message: Any) -> Iterator[Once]:
+    if isinstance(message, Once):
+        yield message
+    elif isinstance(message, tuple):
+        for part in message:
+            yield from _onces(part)
+
+
 def _numbers(tree: Any) -> int:
-    """How many numbers a message consists of; plain Python values are control information and free."""
+    """How many numbers a message consists of, what is sent once apart; Python values are control information and free."""
     if isinstance(tree, Once):
         return 0
     if isinstance(tree, Tensor):
         return tree.numel()
     return sum(_numbers(part) for part in tree) if isinstance(tree, tuple) else 0
+
+
+def _check_reply(work: Work, reply: Any, clients: int) -> None:
+    """A reply is tensors [S, k] of floating point, None, or tuples of these: anything else would be lost in a mean."""
+    if isinstance(reply, tuple):
+        for part in reply:
+            _check_reply(work, part, clients)
+    elif not (
+        reply is None
+        or (isinstance(reply, Tensor) and reply.is_floating_point() and reply.shape[:-1] == (clients,))
+    ):
+        got = f"{reply.dtype} {list(reply.shape)}" if isinstance(reply, Tensor) else type(reply).__name__
+        raise ClientWorkError(
+            f"{work.__qualname__}: a reply must consist of floating-point tensors [{clients}, k] (or None), got {got}"
+        )

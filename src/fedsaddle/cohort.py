@@ -37,7 +37,7 @@ class Cohort:
         ids: global client numbers [S]; minibatches depend on them and on nothing else about a client.
         data: samples that these clients own rows of; every field [n, ...].
         first, sizes: client i owns the rows first[i] : first[i] + sizes[i]; both [S].
-        memory: what each client remembers from its last work, every tensor [S, ...].
+        memory: what each client remembers from its last work, every tensor [S, k].
         key: hash of (seed, round, phase), from which minibatches are drawn.
         batching: minibatch size and sampling.
         dtype: the precision of the run.
@@ -58,12 +58,13 @@ class Cohort:
         self.problem, self.ids, self.memory = problem, ids, memory
         self.sizes = sizes
         self._data, self._first, self._key, self._batching = data, first.unsqueeze(-1), key, batching
+        self._drawn = 0  # steps whose minibatches were drawn; a second scan goes on with fresh ones
         self._like = torch.empty(0, dtype=dtype, device=ids.device)
 
     # ---- where a batch comes from ------------------------------------------------------------------------
 
     def scan(self, step: Step, carry: Any, steps: int) -> Any:
-        """The local loop: `carry = step(carry, batch)` for `steps` fresh minibatches; tensors of carry [S or 1, ...]."""
+        """The local loop: `carry = step(carry, batch)` for `steps` fresh minibatches; tensors of carry [S or 1, k]."""
         carry = tree_map(self.each, carry)
         size, sampling = self._batching
         if size is None:
@@ -72,18 +73,21 @@ class Cohort:
                 carry = step(carry, batch)
             return carry
         at_once = max(1, _INDICES_AT_ONCE // (len(self.ids) * size))
-        for start in range(0, steps, at_once):
-            todo = range(start, min(start + at_once, steps))
+        end = self._drawn + steps
+        for start in range(self._drawn, end, at_once):
+            todo = range(start, min(start + at_once, end))
             rows, w = minibatches(self._key, todo, self.ids, self.sizes, size, sampling)
             rows, w = rows + self._first, w.to(self._like)
             for t in range(len(todo)):
                 carry = step(carry, Batch(self._take(rows[t]), w))
+        self._drawn += steps
         return carry
 
     def batch(self, size: int) -> Batch:
         """One minibatch of its own size, drawn without replacement."""
         size = min(size, int(self.sizes.max()))
-        rows, w = minibatches(self._key, range(1), self.ids, self.sizes, size, "without_replacement")
+        t, self._drawn = self._drawn, self._drawn + 1
+        rows, w = minibatches(self._key, range(t, t + 1), self.ids, self.sizes, size, "without_replacement")
         return Batch(self._take(rows[0] + self._first), w.to(self._like))
 
     def everything(self) -> Iterator[Batch]:

@@ -211,8 +211,6 @@ def resolve(tree: Mapping[str, Any], name: str = "run") -> Config:
         if section != "name" and not isinstance(value, list if section == "transform" else dict):
             form = "[[transform]] tables" if section == "transform" else f"a table [{section}]"
             raise FedsaddleError(f"{section}: must be {form}, got {_quoted(value)}")
-        if isinstance(value, dict) and not isinstance(value.get("name", ""), str):
-            raise FedsaddleError(f"{section}.name: must be text, got {_quoted(value['name'])}")
     filled: Tree = {"name": tree.get("name", name)}
     if not isinstance(filled["name"], str) or not re.fullmatch(r"[^\s./\\][^/\\\x00-\x1f]*", filled["name"]):
         raise FedsaddleError(
@@ -235,7 +233,7 @@ def _needed(tree: Mapping[str, Any]) -> list[str]:
     data, problem = tree.get("data", {}), tree.get("problem", {})
     kind = PROBLEMS.get(str(problem.get("name")))
     models_data = kind is None or issubclass(kind, ModelProblem)
-    named = "name" in data and data["name"] not in GENERATED
+    generated = str(data.get("name")) in GENERATED
     example = {
         "data": 'name = "breast_cancer"',
         "partition": 'name = "dirichlet" and clients = 10',
@@ -245,10 +243,10 @@ def _needed(tree: Mapping[str, Any]) -> list[str]:
         "train": "rounds = 100",
     }
     unused = {}
-    if "data" in tree and not named:
-        unused["partition"] = (
-            "each file or group is a client" if "name" not in data else "the data has clients"
-        )
+    if generated:
+        unused["partition"] = "generated data has clients"
+    elif "name" not in data and ("files" in data or "file" in data):
+        unused["partition"] = "each file or group is a client"
     if not models_data:
         unused["model"] = f"problem {problem['name']!r} has none"
     for section, reason in unused.items():
@@ -257,9 +255,9 @@ def _needed(tree: Mapping[str, Any]) -> list[str]:
     for section, text in example.items():
         if section not in tree and section not in unused:
             raise FedsaddleError(f"{section}: section is missing; for example [{section}] with {text}")
-    if kind is not None and models_data == (data.get("name") in GENERATED):
+    if kind is not None and models_data == generated:
         want = "a data set or files" if models_data else f"data.name = {problem['name']!r}"
-        got = f"{_quoted(data.get('name', 'files'))}"
+        got = _quoted(data.get("name", "files"))
         raise FedsaddleError(f"problem.name: {problem['name']!r} needs {want}, got {got}")
     optional = {"transform": "transform" in tree, "participation": True}
     return [s for s in SECTIONS if optional.get(s, s not in unused)]
@@ -268,12 +266,12 @@ def _needed(tree: Mapping[str, Any]) -> list[str]:
 def _rehearse(tree: Tree) -> None:
     """Let every part that needs no data check its own values: nothing is loaded, nothing is computed."""
     algorithm = ALGORITHMS[tree["algorithm"]["name"]](**_arguments("algorithm", tree))
-    participation = PARTICIPATION[tree["participation"]["name"]](**_arguments("participation", tree))
+    PARTICIPATION[tree["participation"]["name"]](**_arguments("participation", tree))
     kind = PROBLEMS[tree["problem"]["name"]]
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         stand_in = {"model": nn.Linear(1, 1)} if issubclass(kind, ModelProblem) else {}
     problem: Problem = kind(**stand_in, **_arguments("problem", tree))
-    algorithm.check(problem, participation)
+    algorithm.check(problem)
     try:
         tiny = quadratic_federation(clients=2, dim_x=1, dim_y=1)
         train(QuadraticSaddle(1, 1), LocalSGDA(), tiny, **_arguments("train", tree))
@@ -401,21 +399,19 @@ def _schema(section: str, given: Mapping[str, Any], tree: Tree, path: str) -> tu
         for key in given if not found else ():
             if near := difflib.get_close_matches(key, ways, n=1):
                 raise FedsaddleError(f"{path}.{_key(key)}: unknown key, did you mean {near[0]!r}?")
-        rule = (
-            f"one of {', '.join(ways)}"
-            if len(ways) > 1
-            else f"a name; known are {', '.join(_known(section))}"
-        )
-        raise FedsaddleError(f"{path}: needs {rule}; got {' and '.join(found) or 'none'}")
+        rule = f"one of {', '.join(ways)}" if len(ways) > 1 else "a name"
+        names = f"; names are {', '.join(_known(section))}" if not found else ""
+        raise FedsaddleError(f"{path}: needs {rule}; got {' and '.join(found) or 'none'}{names}")
     (way,) = found
     if way == "name":
-        known = _known(section)
-        if given["name"] not in known:
-            near = difflib.get_close_matches(str(given["name"]).lower(), known, n=1)
+        name, known = given["name"], _known(section)
+        if not isinstance(name, str) or name not in known:
+            near = difflib.get_close_matches(str(name).lower(), known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            got = _quoted(given["name"])
-            raise FedsaddleError(f"{path}.name: {got} is unknown; {hint}known are {', '.join(known)}")
-        return given["name"], {"name": Key(str)} | ways["name"]()
+            raise FedsaddleError(
+                f"{path}.name: {_quoted(name)} is unknown; {hint}known are {', '.join(known)}"
+            )
+        return name, {"name": Key(str)} | ways["name"]()
     return f"{path} with {way}", ways[way]()
 
 

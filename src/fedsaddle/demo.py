@@ -43,8 +43,8 @@ SITES, ALPHA, KEPT_POSITIVES = 10, 0.1, 0.1
 ROUNDS, LOCAL_STEPS, BATCH, HIDDEN = 40, 20, 16, 32
 SEEDS = (0, 1, 2)
 NOTE = (
-    "A hard split of the data, chosen because methods differ there: sites see few digits each. On milder splits the four are "
-    "close, and Local SGDA is often best. CODASCA sends twice the bytes a round."
+    "A hard split of the data, chosen because methods differ there: sites see few digits each. On milder splits "
+    "the four are close, and Local SGDA is often best. CODASCA sends twice the bytes a round."
 )
 MARK = ".fedsaddle-demo"  # in a folder that the demo made and may replace
 

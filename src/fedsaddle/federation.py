@@ -104,6 +104,10 @@ class Federation:
         lo, hi = int(self.offsets[i]), int(self.offsets[i + 1])
         return {name: tensor[lo:hi] for name, tensor in self.data.items()}
 
+    def on_device(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The data on a device, real numbers in a given precision."""
+        return {k: v.to(device, dtype if v.is_floating_point() else None) for k, v in self.data.items()}
+
     def class_counts(self) -> IntArray:
         """Samples of each class at each client, `[N, C]`."""
         if not self._has_classes:

@@ -43,6 +43,30 @@ def auc(scores: Tensor, positive: Tensor) -> float:
     return float((rank_sum - n_pos * (n_pos + 1) / 2) / (n_pos * n_neg))
 
 
+def client_aucs(scores: Tensor, positive: Tensor, owner: Tensor, n_clients: int) -> list[float]:
+    """`auc` of every client's own samples, all at once; NaN for a client with one class.
+
+    Args:
+        scores, positive: [n].
+        owner: the client of each sample [n].
+    """
+    order = scores.argsort()
+    order = order[owner[order].argsort(stable=True)]  # by client, then by score
+    scores, positive, owner = scores[order], positive[order].double(), owner[order]
+    new = torch.ones_like(owner, dtype=torch.bool)
+    new[1:] = (scores[1:] != scores[:-1]) | (owner[1:] != owner[:-1])
+    level = new.cumsum(0) - 1  # samples of one client that share a score
+    count = torch.zeros(int(level[-1]) + 1, dtype=torch.float64, device=scores.device)
+    count.index_add_(0, level, torch.ones_like(positive))
+    size, n_pos, ranks = (torch.zeros(n_clients, dtype=torch.float64, device=scores.device) for _ in range(3))
+    size.index_add_(0, owner, torch.ones_like(positive))
+    n_pos.index_add_(0, owner, positive)
+    midrank = (count.cumsum(0) - (count - 1) / 2)[level] - (size.cumsum(0) - size)[owner]
+    ranks.index_add_(0, owner, midrank * positive)
+    values: list[float] = ((ranks - n_pos * (n_pos + 1) / 2) / (n_pos * (size - n_pos))).tolist()
+    return values
+
+
 def spread(values: list[float], name: str) -> dict[str, float]:
     """Mean, worst fifth, best fifth and standard deviation over the clients where the value is defined."""
     known = torch.tensor(sorted(v for v in values if v == v), dtype=torch.float64)
@@ -60,7 +84,7 @@ def spread(values: list[float], name: str) -> dict[str, float]:
 def clients_split(splits: Mapping[str, Split]) -> Split:
     """Where clients are told apart: their own test data, else their training data."""
     test = splits.get("test")
-    return test if test is not None and len(test.offsets) == len(splits["train"].offsets) else splits["train"]
+    return test if test is not None and test.n_clients == splits["train"].n_clients else splits["train"]
 
 
 def ranking(
@@ -74,8 +98,7 @@ def ranking(
         out[key] = auc(scores, splits[name].data["y"] == positive)
     split = clients_split(splits)
     scores = scored["test"] if split is splits.get("test") else problem.all_scores(z, split)
-    pairs = zip(split.by_client(scores), split.by_client(split.data["y"] == positive), strict=True)
-    values = [auc(s, y) for s, y in pairs]
+    values = client_aucs(scores, split.data["y"] == positive, split.owner, split.n_clients)
     out |= spread(values, "auc")
     out["single_class_clients"] = sum(v != v for v in values)
     return out, values
@@ -89,12 +112,11 @@ class Split:
     """
 
     def __init__(self, federation: Federation, device: torch.device, dtype: torch.dtype) -> None:
-        self.data = {
-            k: v.to(device, dtype if v.is_floating_point() else None) for k, v in federation.data.items()
-        }
-        self.offsets: list[int] = federation.offsets.tolist()
+        self.data = federation.on_device(device, dtype)
+        self.n_clients = federation.n_clients
+        self.owner = torch.repeat_interleave(torch.arange(self.n_clients), federation.sizes).to(device)
         n = federation.sizes.to(device, torch.float64)
-        self.weights = torch.repeat_interleave(1.0 / (len(n) * n), federation.sizes.to(device)).to(dtype)
+        self.weights = (1.0 / (self.n_clients * n))[self.owner].to(dtype)
         per_sample = sum(v[0].numel() for v in self.data.values())
         self._rows = max(1, _NUMBERS_AT_ONCE // per_sample)
 
@@ -106,8 +128,13 @@ class Split:
                 {k: v[rows].unsqueeze(0) for k, v in self.data.items()}, self.weights[rows].unsqueeze(0)
             )
 
-    def by_client(self, values: Tensor) -> list[Tensor]:
-        return [values[a:b] for a, b in zip(self.offsets[:-1], self.offsets[1:], strict=True)]
+    def client_means(self, values: Tensor) -> list[float]:
+        """Mean of a per-sample value [n] over every client's own samples."""
+        total, n = (torch.zeros(self.n_clients, dtype=torch.float64, device=values.device) for _ in range(2))
+        total.index_add_(0, self.owner, values.double())
+        n.index_add_(0, self.owner, torch.ones_like(values, dtype=torch.float64))
+        means: list[float] = (total / n).tolist()
+        return means
 
 
 def objective(problem: Problem, z: Tensor, split: Split) -> tuple[float, Tensor]:

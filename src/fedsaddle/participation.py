@@ -77,7 +77,11 @@ class Participation(ABC):
 
     def draw(self, n: int, seed: int, round: int, draw: int = 0) -> Draw:
         """Who of the n clients takes part in a round; `draw` numbers independent draws within the round."""
-        ids, counts = np.unique(self.ask(n, seed, round, draw), return_counts=True)
+        return self.ask_these(self.ask(n, seed, round, draw), seed, round, draw)
+
+    def ask_these(self, asked: Ids, seed: int, round: int, draw: int) -> Draw:
+        """The draw of given clients (as often as each was drawn), some of which fail to answer."""
+        ids, counts = np.unique(asked, return_counts=True)
         answered = _rng(_FAILED, seed, round, draw).random(len(ids)) >= self.failure
         return Draw(ids, counts.astype(np.int64, copy=False), answered)
 

@@ -543,6 +543,8 @@ def _calendar(run: _Run) -> _Card | None:
     grid = np.zeros((n, len(rounds)))
     for j, r in enumerate(rounds):
         grid[r.get("clients", list(range(n))), j] = 1
+    if grid.all():
+        return None  # the header says that everyone takes part
     rows, columns = (
         np.array_split(np.arange(k), min(k, m)) for k, m in zip(grid.shape, _CALENDAR, strict=True)
     )
@@ -1220,14 +1222,25 @@ footer{margin-top:32px;color:var(--soft);font-size:12.5px}
  .cards{display:block}
  .card{margin-bottom:14px;border-radius:8px}
  .card,.tile,.panel,tr{break-inside:avoid}
- #course,#settings{break-inside:auto}
+ #settings{break-inside:auto}
  h2{break-after:avoid}
  .scroll{overflow:visible}
- table{font-size:11.5px}
- th,td{padding-left:9px}
+ .modebar{display:none!important}
+ table{font-size:11px}
+ th,td{padding:6px 0 6px 7px}
+ thead th,th small,td small{font-size:10px}
+ .card{padding:16px 18px}
+ .plots.pair{grid-template-columns:minmax(0,1fr) minmax(0,1fr);gap:16px}
+ .runs{font-size:10px}
+ .runs thead th{overflow-wrap:normal}
+ .runs tbody th{min-width:0}
+ .runs th small{padding-left:0}
 }
-.printing main{max-width:690px;padding:0}
+/* the width of a sheet, for the script to draw at before the sheet exists */
+.printing main{max-width:680px;padding:0}
 .printing .cards{display:block}
+.printing .card{padding:16px 18px}
+.printing .plots.pair{grid-template-columns:minmax(0,1fr) minmax(0,1fr);gap:16px}
 """
 
 _SCRIPT = """
@@ -1253,10 +1266,10 @@ _SCRIPT = """
     return under && typeof value === "string" && value[0] === "@" ? colours[value.slice(1)] : value;
   }
 
-  function axis(own, c) {
+  function axis(own, c, width) {
     var base = {
       gridcolor: c.grid, zeroline: false, linecolor: c.rule, tickcolor: c.rule, tickfont: { color: c.soft, size: 12 },
-      automargin: true, nticks: 7, fixedrange: false
+      automargin: true, nticks: width < 420 ? 5 : 7, fixedrange: false
     };
     var out = Object.assign(base, own || {});
     if (out.title) out.title = Object.assign({ font: { color: c.soft, size: 12 }, standoff: 10 }, out.title);
@@ -1275,8 +1288,8 @@ _SCRIPT = """
         },
         modebar: { bgcolor: "rgba(0,0,0,0)", color: c.soft, activecolor: c.accent }
       }, figure.layout);
-      layout.xaxis = axis(layout.xaxis, c);
-      layout.yaxis = axis(layout.yaxis, c);
+      layout.xaxis = axis(layout.xaxis, c, place.clientWidth);
+      layout.yaxis = axis(layout.yaxis, c, 999);
       layout.height = place.clientHeight;
       layout.width = place.clientWidth;
       Plotly.react(place, figure.data, layout, config);

@@ -3,13 +3,13 @@
 An experiment is a folder experiments/PAPER/NAME with
 
     base.toml        the config that every run starts from
-    experiment.py    what varies: cells(quick), and how to look at it: TITLE, ROWS, COLUMNS, METRIC, SELECT, SEEDS,
+    experiment.py    what varies: cells(quick), and how to look at it: TITLE, ROWS, COLUMNS, METRICS, SELECT, SEEDS,
                      judge(rows), figure(rows)
     published.md     the paper's numbers or claims
     obtained/        table.md, results.json and figure as obtained, with the command that made them
 
-Every cell is tuned on validation data (`SELECT`, mean over seeds) and reported on test data (`METRIC`). Each finished run is
-appended to runs.jsonl, so that an interrupted reproduction goes on where it stopped.
+Every cell is tuned on validation data (`SELECT`, mean over seeds) and reported on test data (`METRICS`). Each finished run
+is appended to runs.jsonl, so that an interrupted reproduction goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedsaddle import config
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import Diverged, FedsaddleError
 
 
 class Cell(NamedTuple):
@@ -45,7 +45,9 @@ class Verdict(NamedTuple):
     numbers: str
 
 
-Row = dict[str, Any]  # a tuned cell: its place, the chosen values, mean, std and values of every metric over seeds
+Row = dict[
+    str, Any
+]  # a tuned cell: its place, the chosen values, mean, std and values of every metric over seeds
 
 
 def _root() -> Path:
@@ -91,7 +93,12 @@ def reproduce(name: str, quick: bool = False, out: Path | None = None, progress:
                     runs.append(journal.run(folder / "base.toml", {**cell.set, **point, "train.seed": seed}))
                     tick(f"{name} {' '.join(str(v) for v in cell.at.values())}")
                 tried.append({**cell.at, "chosen": point, "metrics": _over_seeds(runs)})
-            rows.append(max(tried, key=lambda row: row["metrics"][experiment.SELECT]["mean"]))
+            best = max(
+                tried, key=lambda row: row["metrics"].get(experiment.SELECT, {"mean": float("-inf")})["mean"]
+            )
+            if experiment.SELECT not in best["metrics"]:
+                raise FedsaddleError(f"{name} at {cell.at}: every tried point diverged: {dict(cell.tune)}")
+            rows.append(best)
     verdicts: list[Verdict] = experiment.judge(rows)
     results = {
         "experiment": name,
@@ -135,32 +142,33 @@ def _over_seeds(runs: list[dict[str, float]]) -> dict[str, Any]:
 
 
 class _Journal:
-    """Finished runs by what they set, in a file."""
+    """Finished runs by their whole config, in a file."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.done = path, {}
+        self.path = path
+        self.done: dict[str, dict[str, float]] = {}
         if path.exists():
             for line in path.read_text().splitlines():
                 entry = json.loads(line)
-                self.done[json.dumps(entry["set"], sort_keys=True)] = entry["metrics"]
+                self.done[entry["config"]] = entry["metrics"]
 
     def run(self, base: Path, change: dict[str, Any]) -> dict[str, float]:
-        key = json.dumps(change, sort_keys=True)
+        settings = config.load(base, [f"{k}={json.dumps(v)}" for k, v in change.items()])
+        key = config.dump(settings)
         if key not in self.done:
-            sets = [f"{k}={json.dumps(v)}" for k, v in change.items()]
             try:
-                metrics = config.load(base, sets).run(progress=False).metrics
-            except FedsaddleError as error:
-                if "diverged" not in str(error):
-                    raise
+                metrics = settings.run(progress=False).metrics
+            except Diverged:
                 metrics = {"diverged": 1.0}
             self.done[key] = metrics
             with open(self.path, "a") as file:
-                file.write(json.dumps({"set": change, "metrics": metrics}) + "\n")
+                file.write(json.dumps({"config": key, "metrics": metrics}) + "\n")
         return self.done[key]
 
 
-def _markdown(experiment: ModuleType, results: dict[str, Any], rows: list[Row], verdicts: list[Verdict]) -> str:
+def _markdown(
+    experiment: ModuleType, results: dict[str, Any], rows: list[Row], verdicts: list[Verdict]
+) -> str:
     across = list(dict.fromkeys(row[experiment.COLUMNS] for row in rows))
     down = list(dict.fromkeys(row[experiment.ROWS] for row in rows))
     cells = {(row[experiment.ROWS], row[experiment.COLUMNS]): row for row in rows}
@@ -169,16 +177,27 @@ def _markdown(experiment: ModuleType, results: dict[str, Any], rows: list[Row], 
         m = row["metrics"].get(metric) if row else None
         return f"{m['mean']:.4f} ± {m['std']:.4f}" if m else "-"
 
-    lines = [f"# {experiment.TITLE}", "", f"`{results['command']}`, seeds {results['seeds']}, mean ± std.", ""]
+    lines = [
+        f"# {experiment.TITLE}",
+        "",
+        f"`{results['command']}`, seeds {results['seeds']}, mean ± std.",
+        "",
+    ]
     if results["quick"]:
         lines += ["**Quick version: it shows that the experiment runs; its numbers mean little.**", ""]
     for metric, caption in experiment.METRICS.items():
         lines += [f"## {caption}", "", f"| {experiment.ROWS} | " + " | ".join(str(a) for a in across) + " |"]
         lines += ["|---" * (len(across) + 1) + "|"]
-        lines += [f"| {d} | " + " | ".join(show(cells.get((d, a)), metric) for a in across) + " |" for d in down]
+        lines += [
+            f"| {d} | " + " | ".join(show(cells.get((d, a)), metric) for a in across) + " |" for d in down
+        ]
         lines += [""]
     lines += ["## Chosen on validation", ""]
-    lines += [f"- {row[experiment.ROWS]}, {row[experiment.COLUMNS]}: {row['chosen']}" for row in rows if row["chosen"]]
+    lines += [
+        f"- {row[experiment.ROWS]}, {row[experiment.COLUMNS]}: {row['chosen']}"
+        for row in rows
+        if row["chosen"]
+    ]
     lines += ["", "## Claims", ""]
     lines += [f"- **{'holds' if v.holds else 'does not hold'}**: {v.claim}. {v.numbers}" for v in verdicts]
     return "\n".join(lines) + "\n"

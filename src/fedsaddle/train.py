@@ -14,7 +14,6 @@ import platform
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ from fedsaddle.clients import BYTES_PER_NUMBER, NobodyAnswered, PhaseTraffic
 from fedsaddle.cohort import Batching
 from fedsaddle.engines import ENGINES
 from fedsaddle.engines.simulation import Simulation
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.metrics import Split
 from fedsaddle.participation import Full, Participation
@@ -119,8 +118,19 @@ class Run:
         _require("engine", engine in ENGINES, f"one of {', '.join(ENGINES)}", engine)
         _require("eval_every", eval_every is None or eval_every >= 1, ">= 1", eval_every)
         _require("seed", seed >= 0, ">= 0", seed)
+        if federation.n_clients < 2 or not federation.sizes.all():
+            empty = next(
+                (name for name, n in zip(federation.names, federation.sizes.tolist(), strict=True) if n == 0),
+                None,
+            )
+            rule = (
+                f"client {empty!r} has no samples"
+                if empty is not None
+                else "a federation needs at least 2 clients"
+            )
+            raise FedsaddleError(f"train: {rule}; leave it out, or partition the data differently")
         problem.check(federation)
-        algorithm.check(problem, participation)
+        algorithm.check(problem)
         participation.validate(federation.n_clients)
         self.algorithm, self.federation, self.rounds, self.seed = algorithm, federation, rounds, seed
         self.eval_every = eval_every or max(1, rounds // 50)
@@ -152,7 +162,8 @@ class Run:
         self.out, self._progress = out, progress
         if out is not None and (out / "history.jsonl").exists():
             raise FedsaddleError(f"{out}: already holds a run; choose another folder")
-        self._rounds = self._go()
+        self._error: BaseException | None = None
+        self._rounds = self._guarded()
 
     # ---- as an iterator ----------------------------------------------------------------------------------
 
@@ -162,9 +173,18 @@ class Run:
 
     def finish(self) -> Run:
         """Run the rounds that are left."""
+        if self._error is not None:
+            raise self._error
         for _ in self._rounds:
             pass
         return self
+
+    def _guarded(self) -> Iterator[Record]:
+        try:
+            yield from self._go()
+        except Exception as error:
+            self._error = error  # asking for a result later says the same
+            raise
 
     def _go(self) -> Iterator[Record]:
         clients, algorithm = self.clients, self.algorithm
@@ -179,11 +199,13 @@ class Run:
             yield self._record(0, started, bar)
             for r in range(self.rounds):
                 clients.begin(r)
-                with suppress(NobodyAnswered):  # then the round was tried and counted, and nothing changes
+                try:
                     self.state = algorithm.round(self.state, clients)
+                except NobodyAnswered:
+                    clients.rollback()  # the round was tried and counted, and changes nothing
                 if not torch.isfinite(self.state.z).all():
                     lr = getattr(algorithm, "lr", None)
-                    raise FedsaddleError(
+                    raise Diverged(
                         f"{type(algorithm).__name__}: diverged in round {r + 1}, the iterate is not finite; "
                         f"lower the step size (lr is {lr})"
                     )
@@ -202,11 +224,11 @@ class Run:
         if r > 0:
             asked = self.clients.asked
             record["participants"] = len(asked)
-            if len(asked) < self.clients.n_clients and len(asked) <= _MAX_LISTED:
+            if len(asked) <= _MAX_LISTED:
                 record["clients"] = asked
         if r % self.eval_every == 0 or r == self.rounds:
             evaluation = self.clients.problem.evaluate(self.state.z, self._splits, self.federation)
-            record |= evaluation.values
+            record |= {k: None if v != v else v for k, v in evaluation.values.items()}  # None: undefined
             self.by_client = evaluation.by_client
         record["seconds"] = time.perf_counter() - started
         self._records.append(record)

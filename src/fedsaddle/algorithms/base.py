@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedsaddle.clients import Clients
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.participation import Participation, Uniform
 from fedsaddle.problem import Problem
 
 
@@ -52,8 +51,8 @@ class Algorithm(ABC):
         """What a client remembers before its first work, every tensor [1, ...]; None for stateless clients."""
         return None
 
-    def check(self, problem: Problem, participation: Participation) -> None:
-        """Refuse a combination that would be something else than this algorithm."""
+    def check(self, problem: Problem) -> None:
+        """Refuse a problem that this algorithm is not made for."""
 
     def _require_positive(self, *names: str) -> None:
         for name in names:
@@ -66,10 +65,3 @@ class Algorithm(ABC):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise FedsaddleError(f"{type(self).__name__}: {name} must be >= 0, got {value}")
-
-    def _require_distinct_clients(self, participation: Participation) -> None:
-        if isinstance(participation, Uniform) and participation.replacement:
-            raise FedsaddleError(
-                f"{type(self).__name__}: clients keep memory, so a client cannot take part twice in a round; "
-                "use Uniform(m, replacement=False)"
-            )

@@ -27,7 +27,6 @@ from fedsaddle.algorithms.stages import Progress, Stagewise
 from fedsaddle.clients import Clients, Once
 from fedsaddle.cohort import Cohort
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.participation import Participation
 from fedsaddle.problem import Batch, Problem
 
 YUAN_2021 = Citation(
@@ -76,10 +75,6 @@ class CODAPlus(Stagewise):
     def outputs(cls) -> tuple[str, ...]:
         return ("iterates", "rounds", "random", "last")
 
-    def check(self, problem: Problem, participation: Participation) -> None:
-        if self._sums:
-            self._require_distinct_clients(participation)
-
     @property
     def _sums(self) -> bool:
         return self.output == "iterates" and self.stage_rounds is not None
@@ -94,7 +89,7 @@ class CODAPlus(Stagewise):
         stage, done = s.progress.stage, s.progress.done
         v_ref = Once(s.v_ref, version=stage) if self.gamma else None
         last = done + 1 == self.rounds_at(stage)
-        mean = clients.mean(self.proximal_steps, Down(s.z, v_ref, stage, last))
+        mean, _ = clients.mean(self.proximal_steps, Down(s.z, v_ref, stage, last))
         z, progress, ended = self.advance(s.progress, mean.z, clients)
         if not ended:
             return State(z, s.v_ref, progress)
@@ -171,8 +166,7 @@ class CODA(CODAPlus):
         super().__post_init__()
         self._require_positive("dual_samples")
 
-    def check(self, problem: Problem, participation: Participation) -> None:
-        super().check(problem, participation)
+    def check(self, problem: Problem) -> None:
         if not problem.has_dual_statistics:
             raise FedsaddleError(
                 f"CODA: recomputes the dual variable in closed form, which {type(problem).__name__} does not have; "
@@ -180,9 +174,12 @@ class CODA(CODAPlus):
             )
 
     def stage_end(self, z: Tensor, stage: int, clients: Clients) -> Tensor:
-        v = z[..., : clients.problem.n_x]
+        v, alpha = z.split((clients.problem.n_x, clients.problem.n_y), dim=-1)
         statistics = clients.gather(self.fresh_statistics, (v,)).replies
-        return torch.cat([v, clients.problem.dual_from(statistics)], dim=-1)
+        new = clients.problem.dual_from(statistics)
+        return torch.cat(
+            [v, torch.where(new.isfinite(), new, alpha)], dim=-1
+        )  # unknown when a class was not drawn
 
     def fresh_statistics(self, cohort: Cohort, m: tuple[Tensor]) -> tuple[Any, None]:
         batch = cohort.batch(self.dual_samples)

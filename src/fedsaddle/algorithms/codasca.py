@@ -15,6 +15,7 @@ Complexity", ICML 2021, Algorithms 3 and 4.
 Deviations: variates start each stage at zero, also the server's, and each round starts at the server's iterate (E3.2); the
 divisor of eq. (6) is I eta_l (E3.2); eta_g extrapolates from the server's iterate (E3.4). `reset_variates=False` keeps the
 variates across stages, as the public code does (E3.5); all of the public code's form is `CODASCA.as_published`.
+Where the problem projects, eq. (6) is no longer the mean gradient (7); (6) is used, and the server's step is projected too.
 With partial participation (not in the paper) c moves by the share M/N of the participants' mean change, so that it stays
 the mean of all N clients' c_k.
 """
@@ -31,7 +32,6 @@ from fedsaddle.algorithms.coda import YUAN_2021
 from fedsaddle.algorithms.stages import Progress, Stagewise
 from fedsaddle.clients import Clients, Once
 from fedsaddle.cohort import Cohort
-from fedsaddle.participation import Participation
 from fedsaddle.problem import Batch, Problem
 
 
@@ -78,9 +78,6 @@ class CODASCA(Stagewise):
         super().__post_init__()
         self._require_positive("server_lr")
 
-    def check(self, problem: Problem, participation: Participation) -> None:
-        self._require_distinct_clients(participation)
-
     def init(self, z: Tensor, problem: Problem) -> State:
         return State(z, torch.zeros_like(z), z[..., : problem.n_x], Progress.start(z))
 
@@ -90,9 +87,10 @@ class CODASCA(Stagewise):
     def round(self, s: State, clients: Clients) -> State:
         stage = s.progress.stage
         v_ref = Once(s.v_ref, version=stage) if self.gamma else None
-        mean = clients.mean(self.drift_corrected_steps, Down(s.z, s.c, v_ref, stage))
+        mean, share = clients.mean(self.drift_corrected_steps, Down(s.z, s.c, v_ref, stage))
         z = s.z + self.server_lr * (mean.z - s.z)  # v_r = v_{r-1} + eta_g (v_r - v_{r-1})
-        c = s.c + clients.share * mean.dc  # c = (1/K) sum_k c_k
+        z = clients.problem.prox(z, lr=0.0)
+        c = s.c + share * mean.dc  # c = (1/K) sum_k c_k
         z, progress, ended = self.advance(s.progress, z, clients)
         if not ended:
             return State(z, c, s.v_ref, progress)

@@ -25,7 +25,6 @@ from fedsaddle.algorithms.coda import YUAN_2021
 from fedsaddle.algorithms.stages import Progress, Stagewise
 from fedsaddle.clients import Clients
 from fedsaddle.cohort import Cohort
-from fedsaddle.participation import Participation
 from fedsaddle.problem import Batch, Problem
 
 
@@ -86,9 +85,6 @@ class PublishedCODASCA(Stagewise):
     def outputs(cls) -> tuple[str, ...]:
         return ("last",)
 
-    def check(self, problem: Problem, participation: Participation) -> None:
-        self._require_distinct_clients(participation)
-
     def init(self, z: Tensor, problem: Problem) -> State:
         return State(z, torch.zeros_like(z), Progress.start(z))
 
@@ -101,9 +97,9 @@ class PublishedCODASCA(Stagewise):
         stage = s.progress.stage
         first = stage == 0 and s.progress.done == 0
         down = Down(s.z, s.c, stage, 1 if first else self.steps_at(stage))
-        mean = clients.mean(self.published_steps, down)
+        mean, share = clients.mean(self.published_steps, down)
         z, progress, _ = self.advance(s.progress, mean.z, clients)
-        return State(z, s.c + clients.share * mean.dc, progress)
+        return State(z, s.c + share * mean.dc, progress)
 
     def published_steps(self, cohort: Cohort, m: Down) -> tuple[Up, Memory]:
         lr, n_x, mem = self.lr_at(m.stage), cohort.problem.n_x, cohort.memory
@@ -113,14 +109,14 @@ class PublishedCODASCA(Stagewise):
             torch.where(new_stage, 0.0, mem.total),
             torch.where(new_stage, 0.0, mem.steps_done),
         )
-        clip = cohort.per_variable(x=self.clip, y=float("inf"))
+        bound = torch.full_like(mem.c_k[0], self.clip)
+        bound[n_x:] = torch.inf  # dual gradients are not clipped
 
         def step(carry: Carry, batch: Batch) -> Carry:
             z, gradients, total = carry
             F, v = cohort.field(z, batch), z[..., :n_x]
             regular = cohort.pad(self.gamma * (v - v_ref) + self.weight_decay * v)
-            clipped = torch.minimum(torch.maximum(F, -clip + 0 * F), clip + 0 * F)
-            z = cohort.prox(z - lr * (clipped - mem.c_k + m.c + regular), lr)
+            z = cohort.prox(z - lr * (F.clamp(-bound, bound) - mem.c_k + m.c + regular), lr)
             return Carry(z, gradients + F, total + z[..., :n_x])
 
         start = Carry(m.z, torch.zeros_like(mem.c_k), total)

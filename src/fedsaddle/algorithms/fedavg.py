@@ -12,7 +12,8 @@ Local SGDA: Deng and Mahdavi 2021. FedAvg: McMahan et al. 2017. FedProx: Li et a
     c_i, c (SCAFFOLD)      | c_k, c: client and server control variates
 
 Deviations: all methods take steps with the saddle field, so SCAFFOLD serves min-max problems too; on a problem without a
-dual variable it is the published method. The mean weighs clients equally unless weights="samples".
+dual variable it is the published method. The mean weighs clients equally unless weights="samples". Where the problem has a
+proximal step or projection, it follows every local step, and the server's step is projected (a prox of step 0).
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from fedsaddle.algorithms.base import Algorithm, Citation
 from fedsaddle.clients import Clients
 from fedsaddle.cohort import Cohort
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.participation import Participation
 from fedsaddle.problem import Batch, Problem
 
 
@@ -75,8 +75,9 @@ class LocalSGDA(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         weights = "samples" if self.weights == "samples" else None
-        mean = clients.mean(self.local_descent_ascent, s, weights=weights)
-        return State(s.z + self.server_lr * (mean.z - s.z))
+        mean, _ = clients.mean(self.local_descent_ascent, s, weights=weights)
+        z = s.z + self.server_lr * (mean.z - s.z)
+        return State(clients.problem.prox(z, lr=0.0))
 
     def local_descent_ascent(self, cohort: Cohort, s: State) -> tuple[State, None]:
         lr = cohort.per_variable(x=self.lr, y=self.lr if self.lr_dual is None else self.lr_dual)
@@ -103,7 +104,7 @@ class FedAvg(LocalSGDA):
         2017,
     )
 
-    def check(self, problem: Problem, participation: Participation) -> None:
+    def check(self, problem: Problem) -> None:
         if problem.n_y:
             raise FedsaddleError(
                 f"{type(self).__name__}: minimises a loss, but {type(problem).__name__} has {problem.n_y} dual "
@@ -173,9 +174,6 @@ class SCAFFOLD(Algorithm):
     def __post_init__(self) -> None:
         self._require_positive("lr", "server_lr", "local_steps")
 
-    def check(self, problem: Problem, participation: Participation) -> None:
-        self._require_distinct_clients(participation)
-
     def init(self, z: Tensor, problem: Problem) -> VariateState:
         return VariateState(z, torch.zeros_like(z))
 
@@ -183,11 +181,10 @@ class SCAFFOLD(Algorithm):
         return torch.zeros_like(z)  # c_i
 
     def round(self, s: VariateState, clients: Clients) -> VariateState:
-        mean = clients.mean(self.corrected_steps, s)
-        return VariateState(
-            z=s.z + self.server_lr * (mean.z - s.z),  # x <- x + eta_g mean(y_i - x)
-            c=s.c + clients.share * mean.dc,  # c <- c + (1/N) sum over participants of (c_i^+ - c_i)
-        )
+        mean, share = clients.mean(self.corrected_steps, s)
+        z = s.z + self.server_lr * (mean.z - s.z)  # x <- x + eta_g mean(y_i - x)
+        c = s.c + share * mean.dc  # c <- c + (1/N) sum over participants of (c_i^+ - c_i)
+        return VariateState(clients.problem.prox(z, lr=0.0), c)
 
     def corrected_steps(self, cohort: Cohort, s: VariateState) -> tuple[VariateReply, Tensor]:
         c_k = cohort.memory

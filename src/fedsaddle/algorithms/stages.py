@@ -1,7 +1,8 @@
 """Stages: what NPA, CODA, CODA+ and CODASCA share (and cyclic participation will): schedules and stage outputs.
 
 A stage approximately solves f(v, alpha) + gamma/2 ||v - v_ref||^2 (CODASCA eq. (5)), where v_ref is the output of the stage
-before. Its output is the next stage's start and prox centre. The papers take three different outputs from a stage:
+before. Its output is the next stage's start and prox centre. The papers take three different outputs from a stage, and the
+public code a fourth:
 
     "iterates"  mean over clients and over all local iterates (CODA+, Algorithm 2)
     "rounds"    mean over the rounds of the server's iterate (cyclic participation)
@@ -11,6 +12,7 @@ before. Its output is the next stage's start and prox centre. The papers take th
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,6 +68,12 @@ class Stagewise(Algorithm):
         self._require_nonnegative("gamma")
         if self.stage_rounds is not None:
             self._require_positive("stage_rounds")
+        if self.gamma and self.stage_rounds is None:
+            warnings.warn(
+                f"{type(self).__name__}: gamma = {self.gamma} without stage_rounds ties the whole run to its start; "
+                "set stage_rounds, or gamma = 0",
+                stacklevel=3,
+            )
         if self.output not in self.outputs():
             raise FedsaddleError(
                 f"{type(self).__name__}: output must be one of {', '.join(self.outputs())}, got {self.output!r}"

@@ -7,13 +7,15 @@ PyTorch. Minibatches come from a hash of (seed, round, phase, step, client, slot
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedsaddle import sampling
-from fedsaddle.clients import Clients, Work
+from fedsaddle.clients import Clients, ClientWorkError, Work
 from fedsaddle.cohort import Batching, Cohort
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
@@ -41,27 +43,41 @@ class Simulation(Clients):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(federation.sizes, participation, seed)
-        self.device, self.dtype, self.batching = torch.device(device), dtype, batching
+        self.device, self.dtype = torch.device(device), dtype
+        longest = int(federation.sizes.max())
+        if batching.size is not None and batching.sampling == "without_replacement":
+            batching = batching._replace(size=min(batching.size, longest))  # more slots would stay empty
+        self.batching = batching
         self.problem = problem.to(self.device, dtype)
-        self.data = {
-            k: v.to(self.device, dtype if v.is_floating_point() else None) for k, v in federation.data.items()
-        }
+        self.data = federation.on_device(self.device, dtype)
         self._first = federation.offsets[:-1].to(self.device)
         self._sizes = federation.sizes.to(self.device)
         self._chunk = chunk or self.n_clients
-        self._blank: Any = None  # what a client remembers before its first work, every tensor [1, ...]
-        self.memory: Any = None  # what every client remembers, every tensor [N, ...]
+        self._blank: Any = None  # what a client remembers before its first work, every tensor [1, k]
+        self.memory: Any = None  # what every client remembers, every tensor [N, k]
+        self._undo: list[Callable[[], None]] = []  # what takes back this round's writes to memory
 
     def remember(self, blank: Any) -> None:
-        self._blank = blank
+        self._blank, self.has_memory = blank, blank is not None
         self.forget()
+        self._undo.clear()
 
     def forget(self) -> None:
-        # a client that has not worked yet costs no memory: zeros are not touched until they are written
+        before = self.memory
+        self._undo.append(lambda: setattr(self, "memory", before))
+        # on a CPU, a client that has not worked yet costs nothing: zero pages are not touched until they are written
         self.memory = tree_map(
             lambda b: b.repeat(self.n_clients, 1) if b.any() else b.new_zeros(self.n_clients, b.shape[-1]),
             self._blank,
         )
+
+    def begin(self, round: int) -> None:
+        super().begin(round)
+        self._undo.clear()
+
+    def rollback(self) -> None:
+        while self._undo:
+            self._undo.pop()()
 
     def cohort(self, ids: torch.Tensor, phase: int) -> Cohort:
         """These clients, ready for a phase of the current round."""
@@ -77,24 +93,25 @@ class Simulation(Clients):
             dtype=self.dtype,
         )
 
-    def _run(self, work: Work, message: Any, ids: np.ndarray, phase: int) -> Any:
-        chunks = torch.as_tensor(ids, device=self.device).split(self._chunk)
-        done = []
-        with torch.no_grad():
-            for part in chunks:
-                try:
-                    done.append(work(self.cohort(part, phase), message))
-                except FedsaddleError:
-                    raise
-                except Exception as error:
-                    who = f"client {part[0].item()}" if len(part) == 1 else f"{len(part)} clients"
-                    reason = str(error).partition("\n")[0]
-                    raise FedsaddleError(
-                        f"{work.__name__} failed in round {self.round}, phase {phase}, {who}: "
-                        f"{type(error).__name__}: {reason}"
-                    ) from error
-            # memory is written when the whole phase has succeeded
-            for part, (_, memory) in zip(chunks, done, strict=True):
-                if memory is not None:
-                    tree_map(lambda store, new, at=part: store.index_copy_(0, at, new), self.memory, memory)
-            return tree_map(lambda *parts: torch.cat(parts), *(reply for reply, _ in done))
+    def _run(self, work: Work, message: Any, ids: np.ndarray, phase: int) -> Iterator[tuple[np.ndarray, Any]]:
+        for start in range(0, len(ids), self._chunk):
+            part = ids[start : start + self._chunk]
+            cohort = self.cohort(torch.as_tensor(part, device=self.device), phase)
+            try:
+                with torch.no_grad():
+                    reply, memory = work(cohort, message)
+            except FedsaddleError:
+                raise
+            except Exception as error:
+                who = f"client {part[0]}" if len(part) == 1 else f"{len(part)} clients"
+                reason = str(error).partition("\n")[0]
+                raise ClientWorkError(
+                    f"{work.__name__} failed in round {self.round}, phase {phase}, {who}: {type(error).__name__}: {reason}"
+                ) from error
+            if memory is not None:
+                self._undo.append(partial(self._write, cohort.ids, cohort.memory))
+                self._write(cohort.ids, memory)
+            yield part, reply
+
+    def _write(self, ids: torch.Tensor, memory: Any) -> None:
+        tree_map(lambda store, new: store.index_copy_(0, ids, new), self.memory, memory)

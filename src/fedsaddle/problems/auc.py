@@ -198,21 +198,14 @@ class AUC(ModelProblem):
         return ClassSums(total(h, pos), total(one, pos), total(h, ~pos), total(one, ~pos))
 
     def dual_from(self, statistics: ClassSums) -> Tensor:
-        """alpha = E[h|-] - E[h|+], each averaged over the clients that own the class: [1, 1]."""
+        """alpha = E[h|-] - E[h|+], each averaged over the clients that own the class: [1, 1]; NaN if none does."""
 
-        def mean(total: Tensor, n: Tensor, name: str) -> Tensor:
-            owners = n > 0
-            if not owners.any():
-                raise FedsaddleError(
-                    f"AUC: the dual needs both classes, but no participant drew a {name} example; "
-                    "draw more (dual_samples) or ask more clients"
-                )
-            return torch.where(owners, total / n.clamp(min=1), 0.0).sum(-2, keepdim=True) / owners.sum(
-                -2, keepdim=True
-            )
+        def mean(total: Tensor, n: Tensor) -> Tensor:
+            owners = (n > 0).to(n)
+            return (total / n.clamp(min=1)).sum(-2, keepdim=True) / owners.sum(-2, keepdim=True)
 
         s = statistics
-        alpha = mean(s.neg, s.n_neg, "negative") - mean(s.pos, s.n_pos, "positive")
+        alpha = mean(s.neg, s.n_neg) - mean(s.pos, s.n_pos)
         return alpha if self.dual == "gradient" else (self.margin + alpha).clamp(0.0, _LARGEST_DUAL)
 
     def coupling(self, z: Tensor, data: Data) -> Tensor:

@@ -112,5 +112,5 @@ class ERM(ModelProblem):
                 out[key] = right[name].mean().item()
         split = metrics.clients_split(splits)
         hits = right["test"] if split is splits.get("test") else right["train"]
-        by_client["accuracy"] = [r.mean().item() for r in split.by_client(hits)]
+        by_client["accuracy"] = split.client_means(hits)
         return Evaluation(out | metrics.spread(by_client["accuracy"], "accuracy"), by_client)

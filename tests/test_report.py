@@ -1,0 +1,304 @@
+"""Reports: every part that the data allows, nothing that it does not, no requests, and no way in for hostile names."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedsaddle as fs
+from fedsaddle import report
+from fedsaddle.models import Linear
+from tests.harness import binary
+
+pytest.importorskip("plotly")
+
+HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)> & \"@c0\" @CARDS@ %{y}"
+
+
+def auc_run(
+    out: Path, names: tuple[str, ...] | None = None, algorithm: Any = None, seed: int = 0, **options: Any
+) -> Path:
+    torch.manual_seed(0)
+    fed = binary()
+    if names is not None:
+        fed = dataclasses.replace(fed, names=names)
+    fed = dataclasses.replace(fed, classes=("benign", "malignant"))
+    algorithm = algorithm or fs.CODASCA(lr=0.05, local_steps=2)
+    fs.train(
+        fs.AUC(Linear(3)), algorithm, fed, rounds=6, batch_size=4, seed=seed, out=out, **options
+    ).finish()
+    return out
+
+
+def edit_result(folder: Path, **changes: Any) -> None:
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | changes))
+
+
+class Page(HTMLParser):
+    """What a browser would see: elements, their attributes, text, and the figures' data."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.scripts: list[str] = []
+        self._in = ""
+        self.feed(path.read_text(encoding="utf-8"))
+        self.figures = [json.loads(s) for s in self.scripts if s.startswith("{")]
+        self.cards = {a["id"] for t, a in self.tags if t == "section"}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._in = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._in == "script":
+            self.scripts[-1] += data
+        elif self._in != "style":
+            self.text += data
+
+
+def test_report_of_a_run_has_every_part(tmp_path: Path) -> None:
+    folder = auc_run(tmp_path / "run", participation=fs.Uniform(3))
+    edit_result(
+        folder, per_client={"auc": [0.5, 0.7, float("nan"), 0.9, None, 0.8]}, classes=["benign", "malignant"]
+    )
+    (folder / "config.toml").write_text("[train]\nrounds = 6\n")
+    path = report.write_report(folder)
+    page = Page(path)
+    assert path == folder / "report.html"
+    assert page.cards == {
+        "numbers", "course", "clients", "residual", "calendar", "partition", "communication", "settings", "cite", "versions"
+    }  # fmt: skip
+    for text in (
+        "CODASCA on AUC",
+        "drift_corrected_steps",
+        "rounds = 6",
+        "@article{yuan2021federated",
+        "malignant",
+    ):
+        assert text in page.text
+    assert "2 clients with one class only" in page.text  # of per_client: counted, not drawn
+    assert len(page.figures) == sum(a.get("class") == "plot" for _, a in page.tags) == 6
+
+
+def test_numbers_and_curves_are_those_of_the_history(tmp_path: Path) -> None:
+    folder = auc_run(tmp_path / "run", eval_every=1)
+    page = Page(report.write_report(folder))
+    records = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert f"{records[-1]['train_auc']:.4f}" in page.text
+    rounds, moved = page.figures[0]["data"][0], page.figures[1]["data"][0]
+    assert rounds["x"] == [r["round"] for r in records]
+    assert rounds["y"] == moved["y"] == [r["train_auc"] for r in records]
+    assert moved["x"] == [r["bytes_down"] + r["bytes_up"] for r in records]
+    residual = next(f for f in page.figures if f["layout"]["yaxis"].get("type") == "log")
+    assert residual["data"][0]["y"] == [r["grad_phi"] for r in records]
+
+
+def test_calendar_shows_who_took_part(tmp_path: Path) -> None:
+    folder = auc_run(tmp_path / "run", participation=fs.Uniform(2))
+    grid = next(
+        t for f in Page(report.write_report(folder)).figures for t in f["data"] if t["type"] == "heatmap"
+    )
+    records = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()][1:]
+    assert [[i for i in range(6) if row[i]] for row in zip(*grid["z"], strict=True)] == [
+        r["clients"] for r in records
+    ]
+
+
+def test_repetitions_are_shown_by_mean_and_spread(tmp_path: Path) -> None:
+    folders = [auc_run(tmp_path / f"s{s}", seed=s) for s in range(3)]
+    page = Page(report.write_comparison({"ours": folders}, tmp_path / "out.html"))
+    finals = torch.tensor(
+        [json.loads((f / "result.json").read_text())["metrics"]["train_auc"] for f in folders],
+        dtype=torch.float64,
+    )
+    assert f"{finals.mean():.4f} ± {finals.std():.4f}" in page.text
+    line = next(t for t in page.figures[0]["data"] if "fill" not in t)
+    assert line["y"][-1] == pytest.approx(finals.mean().item())
+
+
+def test_comparison_has_one_colour_and_one_row_a_run(tmp_path: Path) -> None:
+    runs = {
+        "CODASCA": auc_run(tmp_path / "a"),
+        "SGDA": auc_run(tmp_path / "b", algorithm=fs.LocalSGDA(lr=0.1, local_steps=2)),
+    }
+    page = Page(report.write_comparison(runs, tmp_path / "deep" / "out.html", note="mind <the> split"))
+    colours: dict[str, set[str]] = {}
+    for trace in (t for f in page.figures for t in f["data"] if t["type"] == "scatter" and "fill" not in t):
+        colours.setdefault(trace["name"], set()).add(trace["marker"]["color"])
+    assert colours == {"CODASCA": {"@c0"}, "SGDA": {"@c1"}}
+    assert "mind <the> split" in page.text
+    assert "algorithm.lr" in page.text and "deng2021local" in page.text
+    assert {"runs", "course", "residual", "partition", "settings", "cite", "versions"} <= page.cards
+
+
+def test_folders_with_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    page = Page(report.write_comparison([auc_run(tmp_path / x / "run") for x in "ab"], tmp_path / "out.html"))
+    assert {t["name"] for t in page.figures[0]["data"]} == {"a/run", "b/run"}
+
+
+def test_distance_is_drawn_on_a_log_axis(tmp_path: Path) -> None:
+    fed = fs.quadratic_federation(clients=3, dim_x=4, dim_y=2)
+    run = fs.train(
+        fs.QuadraticSaddle(4, 2), fs.CODASCA(lr=0.05, local_steps=3), fed, rounds=5, out=tmp_path / "q"
+    )
+    assert run.plot().layout.yaxis.type == "log"
+    page = Page(report.write_report(tmp_path / "q"))
+    assert page.figures[0]["layout"]["yaxis"]["type"] == "log"
+    assert "partition" not in page.cards and "clients" not in page.cards  # no classes, no AUC
+
+
+def test_curves_have_one_colour_a_run_and_no_upload_button() -> None:
+    def records(scale: float) -> list[dict[str, Any]]:
+        return [{"round": r, "auc": scale * r / 10, "auc_worst20": scale * r / 20} for r in range(5)]
+
+    figure = report.curves({"a": records(1), "<b>": records(2)})
+    assert [t.line.color for t in figure.data] == [report.LIGHT[0], report.LIGHT[1]] * 2
+    assert figure.data[1].name == "&lt;b&gt;"  # Plotly reads tags in names
+    assert list(figure.data[0].y) == [0.0, 0.1, 0.2, 0.3, 0.4]
+    assert figure.layout.modebar.remove == ("sendChartToCloud",)
+
+
+# ---------------------------------------------------------------------------------------------- what is missing
+
+
+def test_an_unfinished_run_is_reported_as_far_as_it_got(tmp_path: Path) -> None:
+    folder = auc_run(tmp_path / "run")
+    (folder / "result.json").unlink()
+    history = (folder / "history.jsonl").read_text().splitlines()
+    (folder / "history.jsonl").write_text(
+        "\n".join(history[:4]) + '\n{"round": 4, "pha'
+    )  # killed while writing
+    page = Page(report.write_report(folder))
+    assert "has not finished" in page.text and "first 3 rounds" in page.text
+    assert page.cards == {"numbers", "course", "residual"}
+
+
+def test_undefined_metrics_leave_gaps_and_valid_json(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    records = [
+        {"round": r, "auc": float("nan") if r == 1 else 0.5 + r / 10, "grad_phi": 0.0} for r in range(3)
+    ]
+    (folder / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    page = Page(report.write_report(folder))
+    assert page.figures[0]["data"][0]["x"] == [0, 2]
+    assert "residual" not in page.cards  # zero has no logarithm
+
+
+def test_errors_name_the_folder_and_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(fs.FedsaddleError, match=r"no history\.jsonl"):
+        report.write_report(tmp_path)
+    with pytest.raises(fs.FedsaddleError, match="at least one run"):
+        report.write_comparison([], tmp_path / "out.html")
+    (tmp_path / "history.jsonl").write_text("nonsense\n{}\n")
+    with pytest.raises(fs.FedsaddleError, match="line 1 is not JSON"):
+        report.write_report(tmp_path)
+    real = builtins.__import__
+
+    def without_plotly(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("plotly"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    for module in [m for m in sys.modules if m.split(".")[0] == "plotly"]:
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(builtins, "__import__", without_plotly)
+    with pytest.raises(fs.FedsaddleError, match=r"pip install 'fedsaddle\[report\]'"):
+        report.write_report(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------- safety
+
+
+def hostile_page(tmp_path: Path) -> Path:
+    runs = {}
+    for i, algorithm in enumerate((fs.CODASCA(lr=0.05, local_steps=2), fs.LocalSGDA(lr=0.05, local_steps=2))):
+        folder = auc_run(tmp_path / f"r{i}", tuple(f"{HOSTILE}{k}" for k in range(6)), algorithm)
+        result = json.loads((folder / "result.json").read_text())
+        result["config"]["algorithm"][HOSTILE] = HOSTILE
+        result["config"][HOSTILE] = {"a": HOSTILE}
+        edit_result(
+            folder, config=result["config"], versions={HOSTILE: HOSTILE}, classes=[HOSTILE, HOSTILE],
+            per_client={"auc": [0.5] * 6}, communication={"phases": {HOSTILE: {"phases": 1}}},
+        )  # fmt: skip
+        (folder / "config.toml").write_text(HOSTILE)
+        runs[f"{HOSTILE}{i}"] = folder
+    report.write_report(tmp_path / "r0")
+    return report.write_comparison(runs, tmp_path / "out.html", note=HOSTILE)
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    for path in (hostile_page(tmp_path), tmp_path / "r0" / "report.html"):
+        page = Page(path)
+        assert HOSTILE in page.text  # shown as it is
+        assert not any(t == "img" for t, _ in page.tags)
+        figures = sum(a.get("class") == "plot" for _, a in page.tags)
+        assert len([t for t, _ in page.tags if t == "script"]) == figures + 2  # data, plotly.js, ours
+        assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+        assert all(
+            "<" not in s for s in page.scripts if s.startswith("{")
+        )  # as \\u003c, which ends no script
+        assert all("<script" not in json.dumps(f) for f in page.figures)
+
+
+def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
+    page = Page(report.write_report(auc_run(tmp_path / "run")))
+    for tag, attributes in page.tags:
+        for name in ("src", "href", "data", "action", "srcset"):
+            assert name not in attributes, (tag, attributes)
+    style = re.search(r"<style>(.*?)</style>", (tmp_path / "run" / "report.html").read_text(), re.S)
+    assert style and "url(" not in style[1] and "@import" not in style[1]
+    policy = next(a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv"))
+    assert policy and policy.startswith("default-src 'none'") and "http" not in policy
+    assert sum("plotly.js v" in s for s in page.scripts) == 1
+    ours = page.scripts[-1]
+    assert "showSendToCloud: false" in ours and 'plotlyServerURL: ""' in ours and "http" not in ours
+
+
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not found:
+        pytest.skip("no chromium on this machine")
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_a_browser_draws_every_figure_without_errors(tmp_path: Path, scheme: str) -> None:
+    browser = chromium()
+    path = hostile_page(tmp_path)
+    flags = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}",
+        "--virtual-time-budget=8000",
+        f"--blink-settings=preferredColorScheme={int(scheme == 'light')}", "--enable-logging=stderr", "--v=0", "--dump-dom",
+    ]  # fmt: skip
+    done = subprocess.run([browser, *flags, path.as_uri()], capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" not in done.stderr, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    figures = len(Page(path).figures)
+    assert figures >= 5
+    assert len(re.findall(r'class="plot js-plotly-plot"', done.stdout)) == figures
+    assert done.stdout.count('data-title="Share chart') == 0
+    assert done.stdout.count('data-title="Download plot') >= figures
+    first = (report.LIGHT if scheme == "light" else report.DARK)[0]
+    r, g, b = (int(first[i : i + 2], 16) for i in (1, 3, 5))
+    assert f"stroke: rgb({r}, {g}, {b})" in done.stdout  # lines in the colours of the scheme
+    assert "<img" not in done.stdout
