@@ -10,7 +10,7 @@
 
     F = (1-p)(h-a)^2 1+  +  p(h-b)^2 1-  +  2(1+alpha)(p h 1- - (1-p) h 1+)  -  p(1-p) alpha^2
 
-Deviations: p is a global constant found by one set-up exchange of two integers a client (spec 1.1). By default it is the
+Deviations: p is a global constant found by one set-up exchange of two integers a client (docs/mathematics.md). By default it is the
 unweighted mean of the clients' ratios, which is what makes F the pairwise square loss when clients weigh equally.
 `dual="margin"` is the form of the public CODASCA and LibAUC code, whose dual step is not the gradient of F: it uses a and
 b in place of the class means and drops the factor p(1-p).
@@ -106,7 +106,7 @@ class AUC(ModelProblem):
         alpha = z[..., -1:]
         if self.dual == "gradient":
             return primal - p * (1 - p) * alpha**2  # eq. (2)
-        return primal + p * (1 - p) * (2 * alpha * self.margin - alpha**2)  # spec 1.1, F_m
+        return primal + p * (1 - p) * (2 * alpha * self.margin - alpha**2)  # F_m
 
     def _head(self, z: Tensor, data: Data) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What F is made of beside the score: a or b, 1 + alpha, class ratio and sign, each [..., S, B] or [..., S, 1]."""
@@ -214,7 +214,7 @@ class AUC(ModelProblem):
         return torch.where(data["y"] == self.positive, (self._p - 1) * h, self._p * h)
 
     def optimal_dual(self, x_mean: Tensor) -> Tensor:
-        """alpha* = X / (p(1-p)), which maximises f for any v (spec 1.1); in margin mode A* of F_m."""
+        """alpha* = X / (p(1-p)), which maximises f for any v; in margin mode A* of F_m."""
         p = self._p
         if self.dual == "gradient":
             return x_mean / (p * (1 - p))
