@@ -10,8 +10,9 @@ Communication Complexity", ICML 2021, Algorithms 1 and 2 and appendix C. CODA: G
     eta_s, I_s, T_s      | lr_at(s), steps_at(s), rounds_at(s) * steps_at(s)
     gamma, v_0           | gamma, v_ref
 
-Deviations (E3.*: docs/mathematics.md): gamma is the coefficient of gamma/2 ||v - v_ref||^2 (E3.1). T_s is given in rounds. Under partial participation
-"iterates" averages over the clients of the stage's last round, each by the number of its local iterates.
+Deviations (E3.*: docs/mathematics.md): gamma is the coefficient of gamma/2 ||v - v_ref||^2 (E3.1). T_s is given in rounds.
+Under partial participation "iterates" averages over the clients of the stage's last round, each by the number of its local
+iterates.
 """
 
 from __future__ import annotations

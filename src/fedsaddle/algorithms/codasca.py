@@ -12,9 +12,10 @@ Complexity", ICML 2021, Algorithms 3 and 4.
     I_s, R               | steps_at(s), rounds_at(s)
     F_k^s, v_0           | field + gamma (v - v_ref), v_ref
 
-Deviations (E3.*: docs/mathematics.md): variates start each stage at zero, also the server's, and each round starts at the server's iterate (E3.2); the
-divisor of eq. (6) is I eta_l (E3.2); eta_g extrapolates from the server's iterate (E3.4). `reset_variates=False` keeps the
-variates across stages, as the public code does (E3.5); all of the public code's form is `CODASCA.as_published`.
+Deviations (E3.*: docs/mathematics.md): variates start each stage at zero, also the server's, and each round starts at the
+server's iterate (E3.2); the divisor of eq. (6) is I eta_l (E3.2); eta_g extrapolates from the server's iterate (E3.4).
+`reset_variates=False` keeps the variates across stages, as the public code does (E3.5); all of the public code's form is
+`CODASCA.as_published`.
 Where the problem projects, eq. (6) is no longer the mean gradient (7); (6) is used, and the server's step is projected too.
 With partial participation (not in the paper) c moves by the share M/N of the participants' mean change, so that it stays
 the mean of all N clients' c_k.

@@ -10,7 +10,8 @@
     the first round is one step, still divided by I (E3.7)             | I steps
     eta_g = 1 (E3.4)                                                   | eta_g a parameter
 
-E3.*: docs/mathematics.md. The public code's dual step is the AUC problem's `dual="margin"`. Not imitated: BatchNorm buffers and pre-trained weights.
+E3.*: docs/mathematics.md. The public code's dual step is the AUC problem's `dual="margin"`. Not imitated: BatchNorm buffers
+and pre-trained weights.
 """
 
 from __future__ import annotations

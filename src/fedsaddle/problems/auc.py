@@ -10,8 +10,8 @@
 
     F = (1-p)(h-a)^2 1+  +  p(h-b)^2 1-  +  2(1+alpha)(p h 1- - (1-p) h 1+)  -  p(1-p) alpha^2
 
-Deviations: p is a global constant found by one set-up exchange of two integers a client (docs/mathematics.md). By default it is the
-unweighted mean of the clients' ratios, which is what makes F the pairwise square loss when clients weigh equally.
+Deviations: p is a global constant found by one set-up exchange of two integers a client (docs/mathematics.md). By default it
+is the unweighted mean of the clients' ratios, which makes F the pairwise square loss when clients weigh equally.
 `dual="margin"` is the form of the public CODASCA and LibAUC code, whose dual step is not the gradient of F: it uses a and
 b in place of the class means and drops the factor p(1-p).
 """
