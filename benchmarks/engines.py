@@ -76,7 +76,10 @@ def main() -> None:
     print(f"stacked / serial: {statistics.median(ratios):.1f}  (from {min(ratios):.1f} to {max(ratios):.1f})")
     if args.json:
         with open(args.json, "w") as file:
-            json.dump({"threads": args.threads, "rounds_per_second": speed, "ratio": statistics.median(ratios)}, file)
+            json.dump(
+                {"threads": args.threads, "rounds_per_second": speed, "ratio": statistics.median(ratios)},
+                file,
+            )
 
 
 if __name__ == "__main__":

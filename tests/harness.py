@@ -320,7 +320,7 @@ CASES: dict[str, Case] = {
     "coda_plus-last": Case(CODAPlus(**STAGES, output="last"), "auc", ref.coda_plus, REPLACE),
     "coda_plus-some": Case(CODAPlus(**STAGES), "auc", ref.coda_plus, participation=SOME),
     "coda_plus-quadratic": Case(CODAPlus(**STAGES), "quadratic", ref.coda_plus, Batching(2)),
-    "coda_plus-one_stage": Case(CODAPlus(lr=0.1, local_steps=4, gamma=0.3), "auc", ref.coda_plus),
+    "coda_plus-one_stage": Case(CODAPlus(lr=0.1, local_steps=4), "auc", ref.coda_plus),
     # CODASCA
     "codasca": Case(CODASCA(**STAGES), "auc", ref.codasca),
     "codasca-rounds": Case(CODASCA(**STAGES, output="rounds", server_lr=1.2), "auc", ref.codasca),

@@ -11,7 +11,9 @@ import pytest
 import fedsaddle
 
 ROOT = Path(__file__).parents[1]
-MODULES = [m.name for m in pkgutil.walk_packages(fedsaddle.__path__, "fedsaddle.") if not m.name.endswith("__main__")]
+MODULES = [
+    m.name for m in pkgutil.walk_packages(fedsaddle.__path__, "fedsaddle.") if not m.name.endswith("__main__")
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

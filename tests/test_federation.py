@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsaddle import ingest as module
+from fedsaddle import errors
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 
@@ -500,7 +500,7 @@ def test_plot_without_classes_and_without_plotly(monkeypatch: pytest.MonkeyPatch
     def no_module(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr(module.importlib, "import_module", no_module)
+    monkeypatch.setattr(errors.importlib, "import_module", no_module)
     refused("plot needs plotly: pip install 'fedsaddle[report]'", fed.plot)
 
 

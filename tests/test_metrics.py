@@ -81,5 +81,7 @@ def test_cross_entropy_and_squared_report_what_they_can() -> None:
     run = fs.train(fs.ERM(torch.nn.Linear(4, 3), loss="cross_entropy"), fs.FedAvg(lr=0.1), multi, rounds=2)
     assert {"train_accuracy", "accuracy_worst20"} <= run.metrics.keys() and "auc" not in run.metrics
     regression = fs.Federation.from_arrays(x, rng.standard_normal(60), clients=clients)
-    run = fs.train(fs.ERM(torch.nn.Linear(4, 1), loss="squared"), fs.FedAvg(lr=0.05), regression, rounds=20).finish()
+    run = fs.train(
+        fs.ERM(torch.nn.Linear(4, 1), loss="squared"), fs.FedAvg(lr=0.05), regression, rounds=20
+    ).finish()
     assert run.records[-1]["loss"] < run.records[0]["loss"]

@@ -186,7 +186,9 @@ def test_npa_is_centralised_minibatch_sgda():  # T15
     lr, gamma, sizes = 0.2, 0.3, (6, 9, 7)
     fed = harness.binary(sizes)
     clients = clients_of(fed)
-    run = drive(NPA(lr=lr, gamma=gamma), AUC(harness._linear()), fed, 20, start=TWINS["auc"].z0())
+    run = drive(
+        NPA(lr=lr, gamma=gamma, stage_rounds=99), AUC(harness._linear()), fed, 20, start=TWINS["auc"].z0()
+    )
     p = harness.refproblems.client_mean_p([c["y"] for c in clients])
     z = z0 = TWINS["auc"].z0()
     for r in range(20):
@@ -237,7 +239,7 @@ def test_variates_are_the_mean_gradients_of_the_round(gamma):  # T16
         np.testing.assert_allclose(s.c, (before - mean_end) / (steps * lr), rtol=0, atol=1e-12)
         seen.append(s.c)
 
-    algorithm = CODASCA(lr=lr, local_steps=steps, gamma=gamma, server_lr=1.2)
+    algorithm = CODASCA(lr=lr, local_steps=steps, gamma=gamma, server_lr=1.2, stage_rounds=99)
     on_quadratic(algorithm, 6, problem=problem, batching=Batching(2), after=look)
     assert len(seen) == 6
 
@@ -281,7 +283,7 @@ def test_stage_output_is_the_mean_over_clients_and_iterates():  # T19
 def test_other_stage_outputs(algorithm, output):
     """The trajectory within the first stage is free of the output rule, which then chooses from it."""
     R = 5
-    kept = on_auc(algorithm(lr=0.1, local_steps=3, gamma=0.3), R).z
+    kept = on_auc(algorithm(lr=0.1, local_steps=3, gamma=0.3, stage_rounds=99), R).z
     out = on_auc(algorithm(lr=0.1, local_steps=3, gamma=0.3, stage_rounds=R, output=output), R).z
     assert (out[:-1] == kept[:-1]).all()
     pick = harness.refsampling.server_integer(harness.SEED, 0, R)

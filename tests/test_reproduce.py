@@ -15,7 +15,13 @@ def test_every_experiment_is_listed_with_its_parts() -> None:
     names = experiments()
     assert "codasca/interval" in names
     for name in names:
-        for part in ("base.toml", "published.md", "obtained/table.md", "obtained/results.json", "obtained/figure.png"):
+        for part in (
+            "base.toml",
+            "published.md",
+            "obtained/table.md",
+            "obtained/results.json",
+            "obtained/figure.png",
+        ):
             assert (ROOT / name / part).is_file(), f"{name} lacks {part}"
 
 
@@ -40,5 +46,5 @@ def test_quick_version_runs_and_resumes(name: str, tmp_path: Path) -> None:
 
 
 def test_unknown_experiment() -> None:
-    with pytest.raises(FedsaddleError, match="'codasca/intervals': unknown; known are .*codasca/interval"):
+    with pytest.raises(FedsaddleError, match=r"'codasca/intervals': unknown; known are .*codasca/interval"):
         reproduce("codasca/intervals")

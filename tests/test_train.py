@@ -88,7 +88,9 @@ def test_failures_are_counted_and_left_out(federation: fs.Federation) -> None:
     down, up = run.metrics["bytes_down"], run.metrics["bytes_up"]
     assert down > up
     nobody = _run(federation, participation=fs.Independent(p=0.05), rounds=30)
-    assert any(r["participants"] == 0 for r in nobody.records[1:])  # such a round changes nothing and does not stop the run
+    assert any(
+        r["participants"] == 0 for r in nobody.records[1:]
+    )  # such a round changes nothing and does not stop the run
     assert torch.isfinite(nobody.z).all()
 
 
@@ -102,12 +104,15 @@ def test_failures_are_counted_and_left_out(federation: fs.Federation) -> None:
         ({"dtype": "float16"}, "train: dtype must be float32 or float64"),
         ({"seed": -1}, "train: seed must be >= 0"),
         ({"participation": fs.Uniform(9)}, "Uniform: m must be"),
-        ({"participation": fs.Uniform(2, replacement=True)}, "CODASCA: clients keep memory"),
+        (
+            {"participation": fs.Uniform(20, replacement=True)},
+            "CODASCA: clients keep memory, so client . cannot take part",
+        ),
     ],
 )
 def test_refusals(federation: fs.Federation, options: dict[str, object], message: str) -> None:
     with pytest.raises(FedsaddleError, match=message):
-        _run(federation, **options)
+        _run(federation, **options).finish()
 
 
 def test_refusals_of_combinations(federation: fs.Federation) -> None:
@@ -120,14 +125,20 @@ def test_refusals_of_combinations(federation: fs.Federation) -> None:
         fs.AUC(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)))
     with pytest.raises(FedsaddleError, match="needs the data fields A, B"):
         fs.train(fs.QuadraticSaddle(), fs.CODASCA(), federation, rounds=1)
-    ones = fs.Federation.from_arrays(np.zeros((6, 4)), np.ones(6, dtype=int), clients=np.arange(6) % 2, classes=("a", "b"))
+    ones = fs.Federation.from_arrays(
+        np.zeros((6, 4)), np.ones(6, dtype=int), clients=np.arange(6) % 2, classes=("a", "b")
+    )
     with pytest.raises(FedsaddleError, match="AUC: no client has negative examples"):
         fs.train(fs.AUC(model), fs.CODASCA(), ones, rounds=1).finish()
 
 
 def test_divergence_stops_the_run_and_keeps_its_history(federation: fs.Federation, tmp_path) -> None:
     run = fs.train(
-        fs.AUC(torch.nn.Linear(4, 1)), fs.CODAPlus(lr=1e20, local_steps=3), federation, rounds=50, out=tmp_path / "d"
+        fs.AUC(torch.nn.Linear(4, 1)),
+        fs.CODAPlus(lr=1e20, local_steps=3),
+        federation,
+        rounds=50,
+        out=tmp_path / "d",
     )
     with pytest.raises(FedsaddleError, match=r"CODAPlus: diverged in round \d+, .*lr is 1e\+20"):
         run.finish()

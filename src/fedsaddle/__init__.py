@@ -1,6 +1,6 @@
 """fedsaddle: learning min-max models over data that cannot be pooled."""
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from fedsaddle.algorithms import (
     CODA,
@@ -22,7 +22,10 @@ from fedsaddle.problem import Problem
 from fedsaddle.problems import AUC, ERM, Custom, QuadraticSaddle, quadratic_federation
 from fedsaddle.train import Run, train
 
-__version__ = version("fedsaddle")
+try:
+    __version__ = version("fedsaddle")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "unknown"
 
 __all__ = [
     "AUC", "CODA", "CODASCA", "ERM", "NPA", "SCAFFOLD", "Algorithm", "CODAPlus", "Custom", "Cyclic", "FedAvg", "FedProx",

@@ -206,9 +206,10 @@ class Clients(ABC):
                 self._cohort = self.participation.draw(self.n_clients, self.seed, max(self.round, 0), 0)
             who = self._cohort
         if self.has_memory and (who.counts > 1).any():
+            client, times = next((i, n) for i, n in zip(who.ids, who.counts, strict=True) if n > 1)
             raise FedsaddleError(
-                f"{work.__qualname__.partition('.')[0]}: clients keep memory, so client {who.ids[who.counts > 1][0]} cannot "
-                f"take part {who.counts.max()} times in round {self.round}; draw participants without replacement"
+                f"{work.__qualname__.partition('.')[0]}: clients keep memory, so client {client} cannot take part {times} "
+                f"times in round {self.round}; draw participants without replacement"
             )
         name, phase, self._phase = work.__name__, self._phase, self._phase + 1
         setup = self.round < 0

@@ -72,12 +72,13 @@ from fedsaddle.algorithms import ALGORITHMS, Algorithm, LocalSGDA
 from fedsaddle.data import DATASETS, SCALES, Dataset, DatasetInfo
 from fedsaddle.data import load as load_dataset
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.federation import Federation, _format
+from fedsaddle.federation import Federation
+from fedsaddle.ingest import file_format
 from fedsaddle.models import MODELS
 from fedsaddle.participation import PARTICIPATION, Participation
 from fedsaddle.partitions import PARTITIONS, TRANSFORMS
 from fedsaddle.problem import ModelProblem, Problem
-from fedsaddle.problems import ERM, PROBLEMS, QuadraticSaddle, quadratic_federation
+from fedsaddle.problems import PROBLEMS, QuadraticSaddle, quadratic_federation
 from fedsaddle.train import Run, train
 
 Tree = dict[str, Any]  # what a TOML file holds
@@ -150,7 +151,7 @@ class Config:
                 torch.manual_seed(seed)
                 options["model"] = _model(tree, federation)
         problem = kind(**options)
-        _probe(problem, federation)
+        problem.check(federation)
         algorithm = ALGORITHMS[tree["algorithm"]["name"]](**_arguments("algorithm", tree))
         participation = PARTICIPATION[tree["participation"]["name"]](**_arguments("participation", tree))
         return Setup(problem, algorithm, federation, participation, _arguments("train", tree))
@@ -352,9 +353,8 @@ def keys(section: str, name: str, data: Mapping[str, Any] | None = None) -> Keys
         return keys_of(MODELS[name], *shape, "outputs") | {"outputs": Key(int | None, None)}
     if section == "problem":
         own = keys_of(PROBLEMS[name], "model")
-        same = (
-            data if data and data.get("name") in GENERATED else {}
-        )  # a generated problem has its data's dimensions
+        # a generated problem has the dimensions of its data
+        same = data if data and data.get("name") in GENERATED else {}
         return {k: key._replace(default=same.get(k, key.default)) for k, key in own.items()}
     if section == "train":
         return keys_of(train, "problem", "algorithm", "federation", "participation", "out", "progress")
@@ -527,12 +527,12 @@ def _table(file: Path) -> Any:
     readers = {"csv": pandas.read_csv, "parquet": pandas.read_parquet}
     if not file.is_file():
         raise FedsaddleError(f"data.file: {file} is not there, or not a file")
-    if _format(file) not in readers:
+    if file_format(file) not in readers:
         raise FedsaddleError(f"data.file: must be a .csv or .parquet file, got {file.name}")
     try:
-        return readers[_format(file)](file)
+        return readers[file_format(file)](file)
     except Exception as error:  # each reader has its own zoo of exceptions
-        raise FedsaddleError(f"{file} cannot be read as {_format(file)}: {_first_line(error)}") from error
+        raise FedsaddleError(f"{file} cannot be read as {file_format(file)}: {_first_line(error)}") from error
 
 
 def _held_out(
@@ -609,32 +609,6 @@ def _factory_keys(spec: Any) -> Keys:
     if not isinstance(spec, str):
         raise FedsaddleError(f'model.module: must be text such as "module:factory", got {_quoted(spec)}')
     return keys_of(_factory(spec), "sample_shape")
-
-
-def _probe(problem: Problem, federation: Federation) -> None:
-    """Refuse a model that does not fit the data, by scoring two samples."""
-    problem.check(federation)
-    if not isinstance(problem, ModelProblem):
-        return
-    z = problem.init().unsqueeze(0)
-    x = federation.data["x"][:2].to(z.dtype).unsqueeze(0)
-    try:
-        with torch.no_grad():
-            if isinstance(problem, ERM) and problem.loss == "cross_entropy":
-                n, classes = problem.outputs(z, x).shape[-1], len(federation.classes)
-                if n != classes:
-                    raise FedsaddleError(
-                        f"ERM: loss 'cross_entropy' needs a model with one output a class ({classes}), got {n}; "
-                        "leave model.outputs out, or use loss = 'logistic' with one output"
-                    )
-            problem.scores(z, x)
-    except FedsaddleError:
-        raise
-    except Exception as error:  # the user's module may raise anything
-        shape = tuple(x.shape[2:])
-        raise FedsaddleError(
-            f"model: does not take samples of shape {shape} ({type(error).__name__}: {_first_line(error)})"
-        ) from error
 
 
 @contextmanager

@@ -32,8 +32,8 @@ import torch
 from fedsaddle import models, partitions
 from fedsaddle.algorithms import CODASCA, Algorithm, CODAPlus, FedAvg, LocalSGDA
 from fedsaddle.data import load
-from fedsaddle.errors import FedsaddleError
-from fedsaddle.federation import Federation, optional_import
+from fedsaddle.errors import FedsaddleError, optional_import
+from fedsaddle.federation import Federation
 from fedsaddle.problem import Problem
 from fedsaddle.problems import AUC, ERM
 from fedsaddle.report import write_comparison, write_report

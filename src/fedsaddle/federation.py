@@ -19,9 +19,6 @@ from fedsaddle.errors import FedsaddleError
 Array = npt.NDArray[Any]
 IntArray = npt.NDArray[np.int64]
 
-# config, data, demo, partitions and report import these from here
-optional_import, _format, _levels = ingest.optional_import, ingest.file_format, ingest.levels
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Federation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, optional_import
 
 Array = npt.NDArray[Any]
 IntArray = npt.NDArray[np.int64]
@@ -26,15 +25,6 @@ COMPRESSED = (".gz", ".bz2", ".xz")
 FORMATS = {".csv": "csv", ".parquet": "parquet", ".npz": "npz"} | dict.fromkeys(
     (".svm", ".libsvm", ".txt"), "libsvm"
 )
-
-
-def optional_import(module: str, purpose: str, extra: str = "") -> Any:
-    """Import a module where it is needed, with a remedy when it is missing."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = f"fedsaddle[{extra}]" if extra else module.split(".")[0]
-        raise FedsaddleError(f"{purpose} needs {module.split('.')[0]}: pip install '{package}'") from error
 
 
 def short(values: Iterable[Any], most: int = 8) -> str:

@@ -18,7 +18,8 @@ import numpy.typing as npt
 import torch
 
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.federation import Federation, _levels
+from fedsaddle.federation import Federation
+from fedsaddle.ingest import levels
 
 Array = npt.NDArray[Any]
 IntArray = npt.NDArray[np.int64]
@@ -240,7 +241,7 @@ def natural(
         raise FedsaddleError(
             f"natural: groups must have one value for each of the {n} rows, got {list(values.shape)}"
         )
-    found, codes = _levels(values, "groups", "drop that row or name its group")
+    found, codes = levels(values, "groups", "drop that row or name its group")
     if clients is not None and clients != len(found):
         raise FedsaddleError(
             f"natural: there are {len(found)} groups, got clients={clients}: leave clients out"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsaddle.ingest import optional_import
+from fedsaddle.errors import optional_import
 
 HEATMAP_CLIENTS, HEATMAP_CLASSES, PLOT_CLIENTS = 60, 12, 2000
 

@@ -244,6 +244,22 @@ class ModelProblem(Problem):
         assert isinstance(self.model, FlatModel)
         return self.model
 
+    def check(self, federation: Federation) -> None:
+        """Also refuse a model that does not fit the data, by scoring two samples."""
+        super().check(federation)
+        w = self.flat.initial.unsqueeze(0)
+        x = federation.data["x"][:2].to("cpu", w.dtype).unsqueeze(0)
+        try:
+            with torch.no_grad():
+                self.scores(w, x)
+        except FedsaddleError:
+            raise
+        except Exception as error:  # the user's module may raise anything
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise FedsaddleError(
+                f"model: does not take samples of shape {tuple(x.shape[2:])} ({reason})"
+            ) from error
+
     def outputs(self, z: Tensor, x: Tensor) -> Tensor:
         """The model's outputs [..., S, B, outputs] at the weights within z [..., S, d]."""
         return self.flat(z[..., : self.flat.n], x)

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedsaddle.algorithms import ALGORITHMS
-from fedsaddle.errors import FedsaddleError
-from fedsaddle.federation import optional_import
+from fedsaddle.errors import FedsaddleError, optional_import
 from fedsaddle.train import Record, human_bytes
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ Nothing is computed before the first record or result is asked for; asking for a
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -228,7 +229,9 @@ class Run:
                 record["clients"] = asked
         if r % self.eval_every == 0 or r == self.rounds:
             evaluation = self.clients.problem.evaluate(self.state.z, self._splits, self.federation)
-            record |= {k: None if v != v else v for k, v in evaluation.values.items()}  # None: undefined
+            record |= {
+                k: v if math.isfinite(v) else None for k, v in evaluation.values.items()
+            }  # None: undefined
             self.by_client = evaluation.by_client
         record["seconds"] = time.perf_counter() - started
         self._records.append(record)

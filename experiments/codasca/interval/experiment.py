@@ -11,7 +11,9 @@ METRICS = {
 }
 SELECT = "valid_auc"
 SEEDS = [0, 1, 2]
-TOLERANCE = 0.002  # "does not degenerate too much compared with I = 1": within this of its own test AUC at I = 1
+TOLERANCE = (
+    0.002  # "does not degenerate too much compared with I = 1": within this of its own test AUC at I = 1
+)
 
 
 def cells(quick):
@@ -54,7 +56,9 @@ def judge(rows):
     auc = _auc(rows)
     plus, sca = largest_interval(rows, "CODA+"), largest_interval(rows, "CODASCA")
     intervals = sorted({i for _, i in auc if i > 1})
-    loss = {m: ", ".join(f"I={i}: {auc[m, i] - auc[m, 1]:+.4f}" for i in intervals) for m in ("CODA+", "CODASCA")}
+    loss = {
+        m: ", ".join(f"I={i}: {auc[m, i] - auc[m, 1]:+.4f}" for i in intervals) for m in ("CODA+", "CODASCA")
+    }
     return [
         Verdict(
             f"C-3.1 in miniature: I_max of CODASCA exceeds that of CODA+ (test AUC within {TOLERANCE} of I = 1)",
@@ -84,7 +88,13 @@ def figure(rows):
             line={"color": colour, "width": 3},
             marker={"size": 9},
         )
-    fig.update_xaxes(type="log", title="communication interval I (local steps between two rounds)", tickvals=[r["I"] for r in rows])
+    fig.update_xaxes(
+        type="log",
+        title="communication interval I (local steps between two rounds)",
+        tickvals=[r["I"] for r in rows],
+    )
     fig.update_yaxes(title="test AUC after 4,096 iterations")
-    fig.update_layout(title=TITLE, template="plotly_white", legend={"x": 0.02, "y": 0.05}, width=900, height=520)
+    fig.update_layout(
+        title=TITLE, template="plotly_white", legend={"x": 0.02, "y": 0.05}, width=900, height=520
+    )
     return fig

@@ -15,8 +15,7 @@ import numpy as np
 
 from fedsaddle.data import formats
 from fedsaddle.data.dataset import DatasetInfo, File, Layout, Raw
-from fedsaddle.errors import FedsaddleError
-from fedsaddle.federation import optional_import
+from fedsaddle.errors import FedsaddleError, optional_import
 
 LIBSVM_URL = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 CENSUS_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/census-income-mld/"

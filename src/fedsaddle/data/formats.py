@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsaddle.data.dataset import Raw
-from fedsaddle.errors import FedsaddleError
-from fedsaddle.federation import optional_import
+from fedsaddle.errors import FedsaddleError, optional_import
 
 Array = npt.NDArray[Any]
 Paths = Mapping[str, Sequence[Path]]

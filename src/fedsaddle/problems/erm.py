@@ -97,6 +97,14 @@ class ERM(ModelProblem):
             raise FedsaddleError(
                 f"ERM: loss {self.loss!r} needs classes, but y holds real numbers; use loss='squared'"
             )
+        if self.loss == "cross_entropy":
+            z = self.init().unsqueeze(0)
+            n = self.outputs(z, federation.data["x"][:1].to("cpu", z.dtype).unsqueeze(0)).shape[-1]
+            if n != len(federation.classes):
+                raise FedsaddleError(
+                    f"ERM: loss 'cross_entropy' needs a model with one output a class ({len(federation.classes)}), got {n}; "
+                    "give it that many, or use loss='logistic' with one output"
+                )
 
     def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> Evaluation:
         loss, F = metrics.objective(self, z, splits["train"])

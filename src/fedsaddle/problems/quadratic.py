@@ -103,6 +103,9 @@ def quadratic_federation(
         noise: spread of the linear terms between a client's own samples.
         seed: every number is a function of it.
     """
+    for name, value in (("clients", clients), ("dim_x", dim_x), ("dim_y", dim_y), ("samples", samples)):
+        if value < 1:
+            raise FedsaddleError(f"quadratic_federation: {name} must be >= 1, got {value}")
     rng = np.random.default_rng([3, seed])
 
     def definite(n: int, spread: float, base: np.ndarray) -> np.ndarray:
