@@ -220,7 +220,7 @@ def connect(
 ) -> Simulation:
     """An engine with the problem's constants agreed on."""
     clients = Simulation(
-        problem, fed, participation, batching=batching, seed=seed, chunk=chunk, dtype=dtype, device="cpu"
+        problem, fed, participation, batching=batching, seeds=[seed], chunk=chunk, dtype=dtype, device="cpu"
     )
     clients.problem = clients.problem.prepare(clients)
     return clients
@@ -497,7 +497,7 @@ def mutated(module: types.ModuleType, old: str, new: str) -> Iterator[None]:
     changed = {
         c.co_qualname: c for c in _codes(compile(source.replace(old, new), str(module.__file__), "exec"))
     }
-    originals = {f: f.__code__ for f in _functions(module)}
+    originals = {f: f.__code__ for f in _functions(module) if f.__code__.co_filename == module.__file__}
     line = source[: source.index(old)].count("\n") + 1
     hit = [f for f, c in originals.items() if c.co_firstlineno <= line <= _last_line(c)]
     assert hit, f"{old!r} lies in no function of {module.__name__}"

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from tests.harness import binary
 
 pytest.importorskip("plotly")
 
-HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)> & \"@c0\" @CARDS@ %{y}"
+HOSTILE = (
+    "</script><script>alert('x')</script><img src=x onerror=alert(1)> & \"@c0\" $cards ${title} {css} %{y}"
+)
 
 
 def auc_run(
@@ -44,6 +47,13 @@ def auc_run(
 def edit_result(folder: Path, **changes: Any) -> None:
     result = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps(result | changes))
+
+
+def hues(scheme: str) -> list[str]:
+    """The hues that report.css declares for a scheme."""
+    css = (resources.files("fedsaddle") / "assets" / "report.css").read_text(encoding="utf-8")
+    light, dark = css.split("@media")[:2]
+    return re.findall(r"--c\d:(#\w{6})", light if scheme == "light" else dark)
 
 
 class Page(HTMLParser):
@@ -77,9 +87,7 @@ class Page(HTMLParser):
 
 def test_report_of_a_run_has_every_part(tmp_path: Path) -> None:
     folder = auc_run(tmp_path / "run", participation=fs.Uniform(3))
-    edit_result(
-        folder, per_client={"auc": [0.5, 0.7, float("nan"), 0.9, None, 0.8]}, classes=["benign", "malignant"]
-    )
+    edit_result(folder, per_client={"auc": [0.5, 0.7, float("nan"), 0.9, None, 0.8]})
     (folder / "config.toml").write_text("[train]\nrounds = 6\n")
     path = report.write_report(folder)
     page = Page(path)
@@ -171,10 +179,28 @@ def test_curves_have_one_colour_a_run_and_no_upload_button() -> None:
         return [{"round": r, "auc": scale * r / 10, "auc_worst20": scale * r / 20} for r in range(5)]
 
     figure = report.curves({"a": records(1), "<b>": records(2)})
-    assert [t.line.color for t in figure.data] == [report.LIGHT[0], report.LIGHT[1]] * 2
+    assert [t.line.color for t in figure.data] == [hues("light")[0], hues("light")[1]] * 2
     assert figure.data[1].name == "&lt;b&gt;"  # Plotly reads tags in names
     assert list(figure.data[0].y) == [0.0, 0.1, 0.2, 0.3, 0.4]
     assert figure.layout.modebar.remove == ("sendChartToCloud",)
+
+
+def test_a_federation_is_drawn_in_the_colours_of_the_page() -> None:
+    fed = dataclasses.replace(binary(), classes=("benign", "malignant"))
+    figure = fed.plot()
+    rare = int(fed.class_counts().sum(0).argmin())
+    assert figure.data[rare].marker.color == hues("light")[1]
+    assert figure.layout.modebar.remove == ("sendChartToCloud",)
+
+
+def test_the_agreed_share_of_positives_is_reported(tmp_path: Path) -> None:
+    folder = auc_run(tmp_path / "run")
+    result = json.loads((folder / "result.json").read_text())
+    p = result["config"]["problem"]["p"]
+    ratios = [counts[1] / sum(counts) for counts in result["class_counts"]]
+    assert result["classes"] == ["benign", "malignant"]
+    assert p == pytest.approx(sum(ratios) / len(ratios))
+    assert f"{p:.6g}" in Page(report.write_report(folder)).text
 
 
 # ---------------------------------------------------------------------------------------------- what is missing
@@ -212,6 +238,7 @@ def test_errors_name_the_folder_and_the_remedy(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "history.jsonl").write_text("nonsense\n{}\n")
     with pytest.raises(fs.FedsaddleError, match="line 1 is not JSON"):
         report.write_report(tmp_path)
+    folder = auc_run(tmp_path / "run")
     real = builtins.__import__
 
     def without_plotly(name: str, *rest: Any, **more: Any) -> Any:
@@ -223,7 +250,7 @@ def test_errors_name_the_folder_and_the_remedy(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr(builtins, "__import__", without_plotly)
     with pytest.raises(fs.FedsaddleError, match=r"pip install 'fedsaddle\[report\]'"):
-        report.write_report(tmp_path)
+        report.write_report(folder)
 
 
 # ---------------------------------------------------------------------------------------------- safety
@@ -236,9 +263,10 @@ def hostile_page(tmp_path: Path) -> Path:
         result = json.loads((folder / "result.json").read_text())
         result["config"]["algorithm"][HOSTILE] = HOSTILE
         result["config"][HOSTILE] = {"a": HOSTILE}
+        traffic = {"phases": 1, "bytes_down": 0, "bytes_up": 0}
         edit_result(
             folder, config=result["config"], versions={HOSTILE: HOSTILE}, classes=[HOSTILE, HOSTILE],
-            per_client={"auc": [0.5] * 6}, communication={"phases": {HOSTILE: {"phases": 1}}},
+            per_client={"auc": [0.5] * 6}, communication=result["communication"] | {"phases": {HOSTILE: traffic}},
         )  # fmt: skip
         (folder / "config.toml").write_text(HOSTILE)
         runs[f"{HOSTILE}{i}"] = folder
@@ -298,7 +326,7 @@ def test_a_browser_draws_every_figure_without_errors(tmp_path: Path, scheme: str
     assert len(re.findall(r'class="plot js-plotly-plot"', done.stdout)) == figures
     assert done.stdout.count('data-title="Share chart') == 0
     assert done.stdout.count('data-title="Download plot') >= figures
-    first = (report.LIGHT if scheme == "light" else report.DARK)[0]
+    first = hues(scheme)[0]
     r, g, b = (int(first[i : i + 2], 16) for i in (1, 3, 5))
     assert f"stroke: rgb({r}, {g}, {b})" in done.stdout  # lines in the colours of the scheme
     assert "<img" not in done.stdout

@@ -1,32 +1,34 @@
 """The command line: run, compare, list, show, report, cite, reproduce.
 
 Results go to stdout and to files, progress and errors to stderr. A user's mistake is one line and exit code 2, Ctrl-C is
-exit code 130. What is slow to import is imported by the command that needs it.
+exit code 130.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import json
 import os
-import re
-import shutil
 import sys
-import textwrap
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from fedsaddle import __version__
+from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.config import RUN_FILES, dump, load
+from fedsaddle.describe import Kind, described, parameters, summary, things
 from fedsaddle.errors import FedsaddleError
-
-if TYPE_CHECKING:
-    from fedsaddle.algorithms import Citation
-    from fedsaddle.federation import Federation
+from fedsaddle.federation import Federation
+from fedsaddle.problem import ModelProblem
+from fedsaddle.report import write_comparison, write_report
+from fedsaddle.reproduce import experiments
+from fedsaddle.reproduce import reproduce as run_experiment
+from fedsaddle.schema import did_you_mean
+from fedsaddle.train import human_bytes
 
 app = typer.Typer(
     add_completion=False,
@@ -36,30 +38,6 @@ app = typer.Typer(
 
 Json = dict[str, Any]
 
-
-class Kind(StrEnum):
-    """What can be listed."""
-
-    algorithms = "algorithms"
-    problems = "problems"
-    models = "models"
-    datasets = "datasets"
-    partitions = "partitions"
-    transforms = "transforms"
-    participation = "participation"
-    engines = "engines"
-    experiments = "experiments"
-
-
-SECTION = {  # of a config, where a kind's names and parameters go
-    Kind.algorithms: "algorithm",
-    Kind.problems: "problem",
-    Kind.models: "model",
-    Kind.datasets: "data",
-    Kind.partitions: "partition",
-    Kind.transforms: "transform",
-    Kind.participation: "participation",
-}
 
 METRICS = {  # the names of metrics for people, in the order in which they are shown
     "auc": "AUC, test",
@@ -92,8 +70,6 @@ def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        from fedsaddle import __version__
-
         print(__version__)
         raise typer.Exit
     if context.invoked_subcommand is None:
@@ -112,8 +88,6 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the folder.")] = False,
 ) -> None:
     """Train as a config file says, into a new folder."""
-    from fedsaddle.config import RUN_FILES, load
-
     config = load(file, assignments or [])
     done = config.run(
         out or Path("runs") / config.name, progress=False if quiet else None, numbered=out is None
@@ -121,8 +95,6 @@ def run(
     folder = done.out
     assert folder is not None
     if _has_plotly():
-        from fedsaddle.report import write_report
-
         write_report(folder)
     if quiet:
         print(folder)
@@ -139,8 +111,6 @@ def compare(
     ),
 ) -> None:
     """Compare finished runs: a table, and a page with their curves."""
-    from fedsaddle.train import human_bytes
-
     results = [_result(folder) for folder in folders]
     short = [folder.resolve().name for folder in folders]
     names = short if len(set(short)) == len(short) else list(map(str, folders))
@@ -156,10 +126,8 @@ def compare(
             str(metrics["round"]),
             human_bytes(metrics["bytes_down"] + metrics["bytes_up"]),
         ])  # fmt: skip
-    _print_table(rows)
+    print("\n".join(_aligned(rows)))
     if _has_plotly():
-        from fedsaddle.report import write_comparison
-
         print(write_comparison(folders, out))
     else:
         print("fedsaddle: no page without plotly: pip install 'fedsaddle[report]'", file=sys.stderr)
@@ -171,15 +139,15 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with parameters and defaults.")] = False,
 ) -> None:
     """List what can be named in a config, with a line on each."""
-    things = _things(kind)
+    listed = {name: summary(thing) for name, thing in things(kind).items()}
     if as_json:
         entries = [
-            {"name": name, "description": _summary(thing), "parameters": _parameters(kind, name, thing)}
-            for name, thing in things.items()
+            {"name": name, "description": text, "parameters": parameters(kind, name)}
+            for name, text in listed.items()
         ]
         print(json.dumps(entries, indent=2))
     else:
-        _print_table([[name, _summary(thing)] for name, thing in things.items()])
+        print("\n".join(_aligned(list(listed.items()))))
 
 
 @app.command("show")
@@ -190,25 +158,22 @@ def show(
     ] = None,
 ) -> None:
     """Show something by its name, a run's result, or what a config runs on."""
-    found = {kind: things[what] for kind in Kind if what in (things := _things(kind))}
+    found = [kind for kind in Kind if what in things(kind)]
     path = Path(what)
     if found:
-        print("\n\n".join(_described(kind, what, thing) for kind, thing in found.items()))
+        print("\n\n".join(described(kind, what) for kind in found))
     elif path.is_dir():
         _print_result(path.resolve().name, _result(path))
     elif path.exists() or what.endswith(".toml") or os.sep in what:
         _show_config(path, assignments or [])
     else:
-        raise _unknown(
-            "", what, [name for kind in Kind for name in _things(kind)], "try: fedsaddle list algorithms"
-        )
+        known = [name for kind in Kind for name in things(kind)]
+        raise _unknown("", what, known, "try: fedsaddle list algorithms")
 
 
 @app.command("report")
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")]) -> None:
     """Write a run's report.html again."""
-    from fedsaddle.report import write_report
-
     _result(folder)
     print(write_report(folder))
 
@@ -216,9 +181,6 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finishe
 @app.command("cite")
 def cite(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="An algorithm.")] = None) -> None:
     """Print BibTeX, of an algorithm or of all and fedsaddle."""
-    from fedsaddle import __version__
-    from fedsaddle.algorithms import ALGORITHMS
-
     if name is None:
         own = (
             "@software{fedsaddle,\n  author  = {{The fedsaddle developers}},\n"
@@ -239,9 +201,6 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder for the runs.")] = None,
 ) -> None:
     """Run a paper's experiment and compare with its numbers."""
-    from fedsaddle.reproduce import experiments
-    from fedsaddle.reproduce import reproduce as run_experiment
-
     known = experiments()
     if experiment not in known:
         raise _unknown("experiment ", experiment, known, "known are " + ", ".join(known))
@@ -294,121 +253,11 @@ def _say(text: str) -> None:
 
 
 def _unknown(kind: str, name: str, known: Iterable[str], otherwise: str) -> FedsaddleError:
-    import difflib
-
-    near = difflib.get_close_matches(name.lower(), list(known), n=1)
-    return FedsaddleError(
-        f"{kind}{name!r} is unknown; " + (f"did you mean {near[0]!r}?" if near else otherwise)
-    )
+    return FedsaddleError(f"{kind}{name!r} is unknown; {did_you_mean(name, known) or otherwise}")
 
 
 def _has_plotly() -> bool:
     return importlib.util.find_spec("plotly") is not None
-
-
-# ----------------------------------------------------------------------------------------- what can be named
-
-
-def _things(kind: Kind) -> Mapping[str, Any]:
-    """Name -> class, function, DatasetInfo, EngineInfo or a description."""
-    if kind is Kind.experiments:
-        from fedsaddle.reproduce import experiments
-
-        return experiments()
-    from fedsaddle import algorithms, config, data, engines, models, participation, partitions, problems
-
-    tables: dict[Kind, Mapping[str, Any]] = {
-        Kind.algorithms: algorithms.ALGORITHMS,
-        Kind.problems: problems.PROBLEMS,
-        Kind.models: models.MODELS,
-        Kind.datasets: {**data.DATASETS, **config.GENERATED},
-        Kind.partitions: partitions.PARTITIONS,
-        Kind.transforms: partitions.TRANSFORMS,
-        Kind.participation: participation.PARTICIPATION,
-        Kind.engines: engines.ENGINES,
-    }
-    return tables[kind]
-
-
-def _summary(thing: Any) -> str:
-    """One line: the first sentence of a docstring, or the description that a table has."""
-    for attribute in ("description", "about"):
-        if hasattr(thing, attribute):
-            return str(getattr(thing, attribute))
-    text = thing if isinstance(thing, str) else inspect.getdoc(thing) or ""
-    first = " ".join(text.split("\n\n")[0].split())
-    return re.split(r"(?<=\.) (?=[A-Z])", first)[0].rstrip(".")
-
-
-def _parameters(kind: Kind, name: str, thing: Any) -> Json:
-    """Type, default and description of everything that the thing's section of a config takes."""
-    if kind not in SECTION:
-        return {}
-    from fedsaddle.config import in_words, keys
-
-    own = keys(SECTION[kind], name)
-    texts = _argument_texts(thing, own)
-    out: Json = {}
-    for key, (type_, default) in own.items():
-        required = own[key].required
-        out[key] = {"type": in_words(type_), "required": required, "description": texts.get(key, "")}
-        if not required:
-            out[key]["default"] = default
-    return out
-
-
-def _argument_texts(thing: Any, names: Iterable[str]) -> dict[str, str]:
-    """What docstrings say of arguments: lines "name, name: text" and the deeper ones that follow."""
-    from fedsaddle.data import DatasetInfo, load
-
-    sources: list[Any] = [thing]
-    if isinstance(thing, DatasetInfo):
-        sources = [load, thing.generate]
-    elif inspect.isclass(thing):
-        sources = list(reversed(thing.__mro__[:-1]))
-    known = set(names)
-    out: dict[str, str] = {}
-    for source in sources:
-        lines = inspect.cleandoc(getattr(source, "__doc__", None) or "").split("\n")
-        for i, line in enumerate(lines):
-            match = re.match(r"( *)(\w+(?:, \w+)*): +(.*)", line)
-            if not match or not known & set(match[2].split(", ")):
-                continue
-            text = [match[3]]
-            for more in lines[i + 1 :]:
-                if not more.startswith(match[1] + "  "):
-                    break
-                text.append(more.strip())
-            out |= dict.fromkeys(known & set(match[2].split(", ")), " ".join(text))
-    return out
-
-
-def _described(kind: Kind, name: str, thing: Any) -> str:
-    """A named thing at length."""
-    from fedsaddle.config import _quoted
-
-    width = min(shutil.get_terminal_size().columns, 110)
-    parameters = _parameters(kind, name, thing)
-    doc = _summary(thing)
-    if inspect.isclass(thing) or inspect.isfunction(thing):
-        stop = "|".join(["Args:", "Example:", "Reference:", *(f"{key}: " for key in parameters)])
-        doc = re.split(rf"\n\s*(?:{stop})", inspect.getdoc(thing) or "")[0].strip()
-    section = f", [{SECTION[kind]}] in a config" if kind in SECTION else ""
-    blocks = [f"{name} ({kind.value.removesuffix('s')}{section})\n\n{doc}"]
-    lines = []
-    for key, about in parameters.items():
-        head = f"  {key} = {_quoted(about['default'])}" if about.get("default") is not None else f"  {key}"
-        text = ("required: " if about["required"] else "") + (about["description"] or about["type"])
-        lines.append(textwrap.fill(text, width, initial_indent=f"{head:<32} ", subsequent_indent=" " * 33))
-    if lines:
-        blocks.append("\n".join(lines))
-    if hasattr(thing, "source"):
-        blocks.append(f"Source: {thing.source}")
-    cites: Citation | None = getattr(thing, "cites", None)
-    if cites is not None:
-        text = f"{cites.authors}. {cites.title}. {cites.venue} {cites.year}."
-        blocks.append(textwrap.fill(text, width))
-    return "\n\n".join(blocks)
 
 
 # ------------------------------------------------------------------------------------------------- printing
@@ -432,8 +281,6 @@ def _result(folder: Path) -> Json:
 
 def _print_result(name: str, result: Json) -> None:
     """A short table of a run's last evaluation."""
-    from fedsaddle.train import human_bytes
-
     config, metrics = result["config"], dict(result["metrics"])
     sizes = config["federation"]
     print(
@@ -449,7 +296,7 @@ def _print_result(name: str, result: Json) -> None:
         ["sent down, up", f"{human_bytes(metrics['bytes_down'])}, {human_bytes(metrics['bytes_up'])}"]
     )
     rows.append(["time", f"{metrics['seconds']:.1f} s"])
-    _print_table(rows, indent="  ")
+    print("\n".join(f"  {line}" for line in _aligned(rows)))
     if "auc_clients" in metrics or "accuracy_clients" in metrics:
         print(f"\n  Clients are evaluated on their {result['clients_evaluated_on']} data.")
     print()
@@ -461,17 +308,13 @@ def _number(value: Any) -> str:
     return str(value)
 
 
-def _print_table(rows: Sequence[Sequence[str]], indent: str = "") -> None:
-    """Rows in aligned columns."""
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of rows in aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print((indent + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))).rstrip())
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _show_config(path: Path, assignments: Sequence[str]) -> None:
-    from fedsaddle.config import dump, load
-    from fedsaddle.problem import ModelProblem
-
     config = load(path, assignments)
     setup = config.build()
     federation, problem = setup.federation, setup.problem
@@ -481,20 +324,17 @@ def _show_config(path: Path, assignments: Sequence[str]) -> None:
     print(f"# {problem.n_x + problem.n_y} variables{of_model}: {problem.n_x} primal, {problem.n_y} dual")
     print("#")
     for line in _clients_table(federation):
-        print(f"# {line}".rstrip())
+        print(f"# {line}")
 
 
 def _clients_table(federation: Federation, most: int = 30) -> list[str]:
-    """Samples and classes client by client, for the first clients."""
+    """Samples, and those of each class, client by client; of the first clients, and of up to 12 classes."""
     sizes = federation.sizes.tolist()
-    classes = federation.classes if "y" in federation.data and not federation.is_regression else ()
-    counts = federation.class_counts().tolist() if classes else [[] for _ in sizes]
-    header = ["client", "samples", *(classes if len(classes) <= 12 else ())]
-    rows = [header]
+    has_classes = "y" in federation.data and not federation.is_regression and len(federation.classes) <= 12
+    classes = federation.classes if has_classes else ()
+    counts = federation.class_counts().tolist() if classes else [[]] * len(sizes)
+    rows = [["client", "samples", *classes]]
     for name, size, own in zip(federation.names[:most], sizes, counts, strict=False):
-        rows.append([name, str(size), *map(str, own if len(classes) <= 12 else ())])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-    if len(sizes) > most:
-        lines.append(f"... {len(sizes) - most} more")
-    return lines
+        rows.append([name, str(size), *map(str, own)])
+    more = [f"... {len(sizes) - most} more"] if len(sizes) > most else []
+    return _aligned(rows) + more

@@ -11,7 +11,8 @@ and is counted here, for every engine alike.
 Client work is a method `work(cohort, message) -> (reply, memory)` that reads nothing but its arguments and the frozen
 algorithm. It is the same in a simulator, a process or a hospital. Messages, replies and memory are tensors [1, k] on the
 server's side and [S, k] on the clients', alone or in (Named)tuples; None and plain Python values may stand beside them in a
-message and are not counted.
+message and are not counted. Replicas (runs that differ in seed or step sizes, computed together) put one more axis in front
+of all of them: [R, 1, k] and [R, S, k].
 
 A round is a transaction: when it fails, or nobody answers, `rollback` undoes what its phases wrote to the clients' memory.
 """
@@ -19,7 +20,7 @@ A round is a transaction: when it fails, or nobody answers, `rollback` undoes wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -53,10 +54,10 @@ class PhaseTraffic(NamedTuple):
     """What one kind of phase has cost so far, over all clients."""
 
     phases: int = 0
-    down: int = 0  # numbers sent to clients
+    down: Any = 0  # numbers sent to clients (one a replica, where replicas differ)
     up: int = 0  # numbers sent by clients
 
-    def plus(self, down: int, up: int) -> PhaseTraffic:
+    def plus(self, down: Any, up: int) -> PhaseTraffic:
         return PhaseTraffic(self.phases + 1, self.down + down, self.up + up)
 
 
@@ -67,11 +68,18 @@ class Traffic:
     by_phase: dict[str, PhaseTraffic] = field(default_factory=dict)
     setup: PhaseTraffic = PhaseTraffic()  # before the first round, reported apart
 
-    def add(self, phase: str, down: int, up: int, setup: bool) -> None:
+    def add(self, phase: str, down: Any, up: int, setup: bool) -> None:
         if setup:
             self.setup = self.setup.plus(down, up)
         else:
             self.by_phase[phase] = self.by_phase.get(phase, PhaseTraffic()).plus(down, up)
+
+    def of(self, replica: int) -> Traffic:
+        """The traffic of one replica."""
+        down = {
+            k: t.down[replica] if isinstance(t.down, np.ndarray) else t.down for k, t in self.by_phase.items()
+        }
+        return Traffic({k: t._replace(down=int(down[k])) for k, t in self.by_phase.items()}, self.setup)
 
     @property
     def total(self) -> PhaseTraffic:
@@ -96,10 +104,10 @@ class Clients(ABC):
 
     problem: Problem  # with its constants agreed on
 
-    def __init__(self, sizes: Tensor, participation: Participation, seed: int) -> None:
+    def __init__(self, sizes: Tensor, participation: Participation, seeds: Sequence[int]) -> None:
         self.n_clients = len(sizes)
         self.sizes = sizes  # samples of each client [N]
-        self.seed = seed
+        self.seeds = tuple(seeds)  # one, or those of R replicas that are computed together
         self.participation = participation
         self.traffic = Traffic()
         self.failures = 0  # clients that were asked and did not answer, over the run
@@ -128,46 +136,53 @@ class Clients(ABC):
             raise FedsaddleError(f"mean: weights must be None, 'samples' or a tensor [N], got {weights!r}")
         per_client = self.sizes if isinstance(weights, str) else weights
         sums: Any = None
-        total, answered = 0.0, 0
+        total, answered = torch.zeros(()), 0
         for ids, counts, replies in self._exchange(work, message, who):
-            w = torch.as_tensor(counts, dtype=torch.float64)
+            w = torch.as_tensor(counts, dtype=torch.float64)  # [..., S]
             if per_client is not None:
                 w = w * per_client.to("cpu", torch.float64)[torch.as_tensor(ids)]
-            part = tree_map(lambda r, w=w: w.to(r).unsqueeze(0) @ r, replies)
+            part = tree_map(lambda r, w=w: w.to(r).unsqueeze(-2) @ r, replies)
             sums = part if sums is None else tree_map(torch.add, sums, part)
-            total += w.sum().item()
-            answered += len(ids)
-        if not total > 0:
-            raise FedsaddleError(
-                f"mean: the weights of the {answered} participants must sum to more than 0, got {total}"
-            )
-        return tree_map(lambda s: s / total, sums), answered / self.n_clients
+            total = total + w.sum(-1)[..., None, None]
+            answered += ids.shape[-1]
+        if not (total > 0).all():
+            raise FedsaddleError(f"mean: the weights of the {answered} participants must sum to more than 0")
+        return tree_map(lambda s: s / total.to(s), sums), answered / self.n_clients
 
     def gather(self, work: Work, message: Any, *, who: Draw | None = None) -> Gathered:
         """One phase: send `message`, run `work` on every participant, return all replies [S, k]."""
         parts = list(self._exchange(work, message, who))
-        ids = torch.as_tensor(np.concatenate([ids for ids, _, _ in parts]))
-        return Gathered(ids, tree_map(lambda *rows: torch.cat(rows), *(replies for _, _, replies in parts)))
+        ids = torch.as_tensor(np.concatenate([ids for ids, _, _ in parts], axis=-1))
+        return Gathered(
+            ids, tree_map(lambda *rows: torch.cat(rows, dim=-2), *(replies for _, _, replies in parts))
+        )
 
     def sample(self, m: int | None = None, p: np.ndarray | None = None) -> Draw:
         """Participants drawn anew: by the run's scheme, or m of all with probabilities p (with replacement)."""
         self._draws += 1
         if m is None:
-            return self.participation.draw(self.n_clients, self.seed, self.round, self._draws)
-        rng = np.random.default_rng([sampling.SERVER, self.seed, self.round, self._draws])
-        ids = rng.choice(self.n_clients, size=m, p=p)
-        return self.participation.ask_these(ids, self.seed, self.round, self._draws)
+            return self._draw(self._draws)
+        draws = []
+        for seed in self.seeds:
+            rng = np.random.default_rng([sampling.SERVER, seed, self.round, self._draws])
+            ids = rng.choice(self.n_clients, size=m, p=p)
+            draws.append(self.participation.ask_these(ids, seed, self.round, self._draws))
+        return _stacked(draws)
 
     def everyone(self) -> Draw:
         """All clients, for a phase that needs each of them, such as the set-up."""
         ids = np.arange(self.n_clients)
-        return Draw(ids, np.ones_like(ids), np.ones(len(ids), dtype=bool))
+        return _stacked([Draw(ids, np.ones_like(ids), np.ones(len(ids), dtype=bool)) for _ in self.seeds])
 
-    def integer(self, n: int) -> int:
-        """A uniform integer in {0..n-1} for the server, a function of (seed, round) and of the calls before in the round."""
+    def integer(self, n: int) -> int | Tensor:
+        """A uniform integer in {0..n-1} for the server, a function of (seed, round) and of the calls before in the round.
+
+        With replicas, one each: [R, 1, 1].
+        """
         again = (self._integers,) if self._integers else ()
         self._integers += 1
-        return sampling.integer(n, sampling.SERVER, self.seed, self.round, *again)
+        drawn = [sampling.integer(n, sampling.SERVER, seed, self.round, *again) for seed in self.seeds]
+        return drawn[0] if len(drawn) == 1 else torch.tensor(drawn).view(-1, 1, 1)
 
     @abstractmethod
     def forget(self) -> None:
@@ -191,64 +206,93 @@ class Clients(ABC):
 
     @property
     def asked(self) -> list[int]:
-        """The clients that were asked in this round, in order."""
-        ids: list[int] = np.unique(np.concatenate(self._asked)).tolist() if self._asked else []
+        """The clients that were asked in this round (by any replica), in order."""
+        ids: list[int] = (
+            np.unique(np.concatenate([a.reshape(-1) for a in self._asked])).tolist() if self._asked else []
+        )
         return ids
 
+    def take_accounts(self, other: Clients, replica: int) -> None:
+        """Take over what another engine has counted for one of its replicas."""
+        self.traffic = other.traffic.of(replica)
+        self._asked = [ids[replica] for ids in other._asked]
+
     # ---- one phase ---------------------------------------------------------------------------------------
+
+    def _draw(self, draw: int) -> Draw:
+        """Who takes part by the run's scheme: ids [S], or [R, S] with replicas."""
+        round = max(self.round, 0)
+        return _stacked([self.participation.draw(self.n_clients, seed, round, draw) for seed in self.seeds])
 
     def _exchange(
         self, work: Work, message: Any, who: Draw | None
     ) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
-        """Yield (ids, how often each was drawn, replies [S, k]) of those who answer, part by part; count the traffic."""
+        """Yield (ids, how often each was drawn, replies) of those who answer, part by part; count the traffic."""
         if who is None:
             if self._cohort is None:
-                self._cohort = self.participation.draw(self.n_clients, self.seed, max(self.round, 0), 0)
+                self._cohort = self._draw(0)
             who = self._cohort
         if self.has_memory and (who.counts > 1).any():
-            client, times = next((i, n) for i, n in zip(who.ids, who.counts, strict=True) if n > 1)
+            client, times = next((i, n) for i, n in zip(who.ids.flat, who.counts.flat, strict=True) if n > 1)
             raise FedsaddleError(
                 f"{work.__qualname__.partition('.')[0]}: clients keep memory, so client {client} cannot take part {times} "
                 f"times in round {self.round}; draw participants without replacement"
             )
         name, phase, self._phase = work.__name__, self._phase, self._phase + 1
-        setup = self.round < 0
+        setup, replicas = self.round < 0, len(self.seeds)
         if not setup:
             self._asked.append(who.ids)
-        down = _numbers(message) * len(who.ids) + self._count_once(name, message, who.ids)
-        counts = dict(zip(who.ids.tolist(), who.counts.tolist(), strict=True))
+        asked = who.ids.shape[-1]
+        down = _numbers(message) // replicas * asked + self._count_once(name, message, who.ids)
         up = answered = 0
         try:
-            for ids, replies in self._run(work, _unwrap(message), who.ids[who.answered], phase):
-                _check_reply(work, replies, len(ids))
-                up += _numbers(replies)
-                answered += len(ids)
+            for at, replies in self._run(work, _unwrap(message), who, phase):
+                ids = who.ids[..., at]
+                _check_reply(work, replies, ids.shape)
+                up += _numbers(replies) // replicas
+                answered += len(at)
                 self._mark_held(name, message, ids)
-                yield ids, np.array([counts[i] for i in ids.tolist()]), replies
+                yield ids, who.counts[..., at], replies
         finally:
             self.traffic.add(name, down, up, setup)
-            self.failures += 0 if setup else len(who.ids) - answered
+            self.failures += 0 if setup else asked - answered
         if answered == 0:
             raise NobodyAnswered(f"nobody answered phase {phase} ({name}) of round {self.round}")
 
     @abstractmethod
-    def _run(self, work: Work, message: Any, ids: np.ndarray, phase: int) -> Iterator[tuple[np.ndarray, Any]]:
-        """Run the work on these clients; yield (ids, replies [S, k]) of those that answer, in one or several parts."""
+    def _run(self, work: Work, message: Any, who: Draw, phase: int) -> Iterator[tuple[np.ndarray, Any]]:
+        """Run the work on these clients; yield, in one or several parts, who answered (their places in who.ids) and what."""
 
     def _held(self, name: str, message: Any) -> Iterator[tuple[np.ndarray, Once]]:
         for i, part in enumerate(_onces(message)):
-            yield self._holds.setdefault((name, i), np.full(self.n_clients, -1)), part
+            blank = np.full((len(self.seeds), self.n_clients), -1)
+            yield self._holds.setdefault((name, i), blank), part
 
-    def _count_once(self, name: str, message: Any, ids: np.ndarray) -> int:
-        missing = (
-            (once.value.numel(), int((held[ids] != once.version).sum()))
-            for held, once in self._held(name, message)
-        )
-        return sum(numbers * clients for numbers, clients in missing)
+    def _count_once(self, name: str, message: Any, ids: np.ndarray) -> Any:
+        """Numbers that must be sent since some clients do not hold them: an int, or one a replica [R]."""
+        down: Any = 0
+        for held, once in self._held(name, message):
+            missing = (np.take_along_axis(held, np.atleast_2d(ids), axis=1) != once.version).sum(1)
+            down = down + once.value.numel() // len(self.seeds) * (
+                missing if len(self.seeds) > 1 else int(missing[0])
+            )
+        return down
 
     def _mark_held(self, name: str, message: Any, ids: np.ndarray) -> None:
         for held, once in self._held(name, message):
-            held[ids] = once.version
+            np.put_along_axis(held, np.atleast_2d(ids), once.version, axis=1)
+
+
+def _stacked(draws: list[Draw]) -> Draw:
+    """One run's draw as it is; replicas' draws as arrays [R, S]."""
+    if len(draws) == 1:
+        return draws[0]
+    if len({len(d.ids) for d in draws}) > 1 or not all(d.answered.all() for d in draws):
+        raise FedsaddleError(
+            "replicas: every replica must have the same number of participants in a round, all of which answer; "
+            "use Full, Uniform without replacement or Cyclic, without failures"
+        )
+    return Draw(*(np.stack(parts) for parts in zip(*draws, strict=True)))
 
 
 class ClientWorkError(FedsaddleError):
@@ -282,16 +326,17 @@ def _numbers(tree: Any) -> int:
     return sum(_numbers(part) for part in tree) if isinstance(tree, tuple) else 0
 
 
-def _check_reply(work: Work, reply: Any, clients: int) -> None:
+def _check_reply(work: Work, reply: Any, clients: tuple[int, ...]) -> None:
     """A reply is tensors [S, k] of floating point, None, or tuples of these: anything else would be lost in a mean."""
     if isinstance(reply, tuple):
         for part in reply:
             _check_reply(work, part, clients)
     elif not (
         reply is None
-        or (isinstance(reply, Tensor) and reply.is_floating_point() and reply.shape[:-1] == (clients,))
+        or (isinstance(reply, Tensor) and reply.is_floating_point() and reply.shape[:-1] == clients)
     ):
         got = f"{reply.dtype} {list(reply.shape)}" if isinstance(reply, Tensor) else type(reply).__name__
+        wanted = ", ".join(str(n) for n in clients)
         raise ClientWorkError(
-            f"{work.__qualname__}: a reply must consist of floating-point tensors [{clients}, k] (or None), got {got}"
+            f"{work.__qualname__}: a reply must consist of floating-point tensors [{wanted}, k] (or None), got {got}"
         )

@@ -34,11 +34,12 @@ class Cohort:
 
     Args:
         problem: what is learned, its constants agreed on.
-        ids: global client numbers [S]; minibatches depend on them and on nothing else about a client.
+        ids: global client numbers [S], or [R, S] with a replica axis; minibatches depend on them and on nothing else
+            about a client.
         data: samples that these clients own rows of; every field [n, ...].
-        first, sizes: client i owns the rows first[i] : first[i] + sizes[i]; both [S].
-        memory: what each client remembers from its last work, every tensor [S, k].
-        key: hash of (seed, round, phase), from which minibatches are drawn.
+        first, sizes: client i owns the rows first[i] : first[i] + sizes[i]; both like ids.
+        memory: what each client remembers from its last work, every tensor [..., S, k].
+        key: hash of (seed, round, phase), from which minibatches are drawn (`sampling.keys`).
         batching: minibatch size and sampling.
         dtype: the precision of the run.
     """
@@ -51,7 +52,7 @@ class Cohort:
         first: Tensor,
         sizes: Tensor,
         memory: Any,
-        key: int,
+        key: Tensor,
         batching: Batching,
         dtype: torch.dtype,
     ) -> None:
@@ -72,7 +73,7 @@ class Cohort:
             for _ in range(steps):
                 carry = step(carry, batch)
             return carry
-        at_once = max(1, _INDICES_AT_ONCE // (len(self.ids) * size))
+        at_once = max(1, _INDICES_AT_ONCE // (self.ids.numel() * size))
         end = self._drawn + steps
         for start in range(self._drawn, end, at_once):
             todo = range(start, min(start + at_once, end))
@@ -93,7 +94,7 @@ class Cohort:
     def everything(self) -> Iterator[Batch]:
         """All local samples in pieces; each sample weighs 1/n_i over the pieces together."""
         per_sample = sum(v[0].numel() for v in self._data.values())
-        return self._pieces(max(1, _NUMBERS_AT_ONCE // (per_sample * len(self.ids))))
+        return self._pieces(max(1, _NUMBERS_AT_ONCE // (per_sample * self.ids.numel())))
 
     def _pieces(self, length: int) -> Iterator[Batch]:
         n = self.sizes.unsqueeze(-1)
@@ -131,16 +132,21 @@ class Cohort:
         return self.problem.prox(z, lr)
 
     def each(self, value: Tensor) -> Tensor:
-        """A server vector [1, d] given to every client: [S, d]."""
-        return value.expand(*value.shape[:-2], len(self.ids), value.shape[-1])
+        """A server vector [1, k] given to every client: [S, k]."""
+        return value.expand(*self.ids.shape, value.shape[-1])
 
     def pad(self, x: Tensor) -> Tensor:
         """A vector of the primal variables [..., n_x], with zeros for the dual ones: [..., d]."""
         return torch.nn.functional.pad(x, (0, self.problem.n_y))
 
-    def per_variable(self, x: float, y: float) -> float | Tensor:
+    def per_variable(self, x: float | Tensor, y: float | Tensor) -> float | Tensor:
         """A coefficient that differs between x and y, as a vector [d]; a plain number when it does not."""
-        if x == y or self.problem.n_y == 0:
+        if self.problem.n_y == 0 or (isinstance(x, float) and isinstance(y, float) and x == y):
             return x
-        n_x, n_y = self.problem.n_x, self.problem.n_y
-        return torch.cat([self._like.new_full((n_x,), x), self._like.new_full((n_y,), y)])
+        return self.vector(x, y)
+
+    def vector(self, x: float | Tensor, y: float | Tensor) -> Tensor:
+        """The vector [d] with x at the primal and y at the dual entries; replicas' numbers [R, 1, 1] give [R, 1, d]."""
+        on_x = torch.arange(self.problem.n_x + self.problem.n_y, device=self._like.device) < self.problem.n_x
+        x, y = (v if isinstance(v, Tensor) else self._like.new_tensor(v) for v in (x, y))
+        return torch.where(on_x, x, y)

@@ -6,14 +6,14 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsaddle import ingest, pictures
+from fedsaddle import figures, ingest
 from fedsaddle.errors import FedsaddleError
 
 Array = npt.NDArray[Any]
@@ -186,6 +186,39 @@ class Federation:
         held[shuffled] = _rank(row_cell[shuffled]) < quota[row_cell[shuffled]]
         return held
 
+    def scaled(self, how: Literal["none", "unit", "symmetric", "standard"] = "standard") -> Federation:
+        """Shift and scale every column of x (channel of images), by statistics of all clients' training samples.
+
+        Args:
+            how: `"unit"` ([0, 1]), `"symmetric"` ([-1, 1]), `"standard"` (mean 0, deviation 1), or `"none"`. A constant
+                column becomes 0.
+        """
+        if how == "none":
+            return self
+        x = self.data["x"].double()
+        axes = [i for i in range(x.ndim) if i != 1]
+        if how == "standard":
+            shift, width = x.mean(axes, keepdim=True), x.std(axes, correction=0, keepdim=True)
+        elif how in ("unit", "symmetric"):
+            shift, width = x.amin(axes, keepdim=True), x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)
+            if how == "symmetric":
+                shift, width = shift + width / 2, width / 2
+        else:
+            raise FedsaddleError(
+                f"scaled: how must be 'none', 'unit', 'symmetric' or 'standard', got {how!r}"
+            )
+        width = torch.where(width > 0, width, 1.0)
+
+        def apply(part: Federation) -> Federation:
+            x = part.data["x"]
+            return dataclasses.replace(
+                part, data={**part.data, "x": ((x.double() - shift) / width).to(x.dtype)}
+            )
+
+        return dataclasses.replace(
+            apply(self), test=self.test and apply(self.test), valid=self.valid and apply(self.valid)
+        )
+
     def with_test(
         self,
         x: Any,
@@ -339,12 +372,12 @@ class Federation:
     def plot(self) -> Any:
         """Draw who owns what: samples of each class at each client, as a plotly figure.
 
-        Stacked bars, or a heat map of shares for more than 60 clients or 12 classes; of more than 2000
+        Stacked bars, or a heat map of shares for more than 60 clients or 8 classes; of more than 2000
         clients an even selection is drawn.
         """
         if not self._has_classes:
-            return pictures.ownership(self.sizes.numpy()[:, None], self.names, None)
-        return pictures.ownership(self.class_counts(), self.names, self.classes)
+            return figures.ownership(self.sizes.numpy()[:, None], self.names, None)
+        return figures.ownership(self.class_counts(), self.names, self.classes)
 
 
 def _rank(groups: Array) -> IntArray:

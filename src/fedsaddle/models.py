@@ -151,6 +151,8 @@ class DenseNet121(nn.Sequential):
         super().__init__(*layers, nn.Linear(width, outputs))
 
 
+FROM_SHAPE = ("features", "channels", "size")  # arguments that `build` takes from the shape of a sample
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": Linear,
     "mlp": MLP,

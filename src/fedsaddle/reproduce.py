@@ -115,7 +115,7 @@ def reproduce(name: str, quick: bool = False, out: Path | None = None, progress:
         figure = experiment.figure(rows)
     except ImportError:
         return out  # without the report extra there is no figure
-    figure.write_html(out / "figure.html", include_plotlyjs=True)
+    figure.write_html(out / "figure.html", include_plotlyjs=True, config={"displayModeBar": False})
     return out
 
 

@@ -11,6 +11,7 @@ any n, evaluated at the wanted slots alone, with no sorting and no branches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -63,37 +64,41 @@ def _below(h: Tensor, n: Tensor) -> Tensor:
     return (_shift(h, 33) * n) >> 31
 
 
+def keys(values: Sequence[int], device: torch.device) -> Tensor:
+    """64-bit keys as a tensor: one key alone as [], those of R replicas as [R, 1, 1]."""
+    signed = torch.tensor([_signed(v) for v in values], device=device)
+    return signed[0] if len(values) == 1 else signed.view(-1, 1, 1)
+
+
 def minibatches(
-    run: int, steps: range, ids: Tensor, sizes: Tensor, batch_size: int, sampling: str
+    key: Tensor, steps: range, ids: Tensor, sizes: Tensor, batch_size: int, sampling: str
 ) -> tuple[Tensor, Tensor]:
     """Row numbers within each client's own data, and their weights, for a range of local steps.
 
     Args:
-        run: key(MINIBATCH, seed, round, phase).
+        key: key(MINIBATCH, seed, round, phase), from `keys`.
         steps: the local steps t to draw for.
-        ids: global client numbers [S].
-        sizes: how many samples each of them has [S].
+        ids: global client numbers [S], or [R, S] with a replica axis.
+        sizes: how many samples each of them has, likewise.
         batch_size: B; a client with fewer samples uses all of them when drawing without replacement.
         sampling: one of SAMPLINGS.
 
     Returns:
-        rows [T, S, B] and weights [S, B] (float64) that sum to one over each client's slots; absent slots weigh 0.
+        rows [T, ..., S, B] and weights [..., S, B] (float64) that sum to one over each client's slots; absent slots weigh 0.
     """
     device = ids.device
-    t = torch.arange(steps.start, steps.stop, device=device).view(-1, 1, 1)
+    t = torch.arange(steps.start, steps.stop, device=device).view(-1, *[1] * (ids.ndim + 1))
     slot = torch.arange(batch_size, device=device)
-    n = sizes.unsqueeze(-1)  # [S, 1]
-    h = _absorb(_absorb(torch.tensor(_signed(run), device=device), t), ids.unsqueeze(-1))  # [T, S, 1]
+    n = sizes.unsqueeze(-1)  # [..., S, 1]
+    h = _absorb(_absorb(key, t), ids.unsqueeze(-1))  # [T, ..., S, 1]
     if sampling == "with_replacement":
-        weights = torch.full((len(ids), batch_size), 1.0 / batch_size, dtype=torch.float64, device=device)
+        weights = torch.full((*ids.shape, batch_size), 1.0 / batch_size, dtype=torch.float64, device=device)
         return _below(_absorb(h, slot), n), weights
     taken = n.clamp(max=batch_size)
-    present = slot < taken  # [S, B]
-    keys = _absorb(h, torch.arange(_SHUFFLE_ROUNDS, device=device).view(-1, 1, 1, 1))  # [24, T, S, 1]
-    pivots, multipliers, offsets = (
-        k.int() for k in (_below(keys, n), _absorb(keys, 0) | 1, _absorb(keys, 1))
-    )
-    rows, n_32 = (slot * present).int().repeat(len(steps), 1, 1), n.int()
+    present = slot < taken  # [..., S, B]
+    h = _absorb(h, torch.arange(_SHUFFLE_ROUNDS, device=device).view(-1, *[1] * h.ndim))  # [24, T, ..., S, 1]
+    pivots, multipliers, offsets = (k.int() for k in (_below(h, n), _absorb(h, 0) | 1, _absorb(h, 1)))
+    rows, n_32 = (slot * present).int().repeat(len(steps), *[1] * present.ndim), n.int()
     # 32-bit words and sign masks (x >> 31 is -1 or 0): comparisons and `where` are many times slower on a CPU
     for pivot, multiplier, offset in zip(pivots, multipliers, offsets, strict=True):
         partner = pivot - rows

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsaddle.algorithms.base import Algorithm
-from fedsaddle.clients import BYTES_PER_NUMBER, NobodyAnswered, PhaseTraffic
+from fedsaddle.clients import BYTES_PER_NUMBER, Clients, NobodyAnswered, PhaseTraffic
 from fedsaddle.cohort import Batching
 from fedsaddle.engines import ENGINES
 from fedsaddle.engines.simulation import Simulation
@@ -136,7 +136,7 @@ class Run:
         self.algorithm, self.federation, self.rounds, self.seed = algorithm, federation, rounds, seed
         self.eval_every = eval_every or max(1, rounds // 50)
         self.clients = Simulation(
-            problem, federation, participation, batching=batching, seed=seed, chunk=ENGINES[engine].chunk, device=device,
+            problem, federation, participation, batching=batching, seeds=[seed], chunk=ENGINES[engine].chunk, device=device,
             dtype=dtype,
         )  # fmt: skip
         parts = {"train": federation, "valid": federation.valid, "test": federation.test}
@@ -180,6 +180,25 @@ class Run:
             pass
         return self
 
+    def hand_over(self) -> None:
+        """Let someone else compute the rounds and report them by `take`."""
+        self._rounds = iter(())
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+
+    def take(self, r: int, state: Any, clients: Clients, replica: int, started: float) -> None:
+        """The state after round r as computed elsewhere, for replica i of `clients`."""
+        if self._error is not None:
+            return
+        self.state = state
+        self.clients.take_accounts(clients, replica)
+        try:
+            self._record(r, started)
+            if r == self.rounds:
+                self._save()
+        except Diverged as error:
+            self._error = error
+
     def _guarded(self) -> Iterator[Record]:
         try:
             yield from self._go()
@@ -204,21 +223,21 @@ class Run:
                     self.state = algorithm.round(self.state, clients)
                 except NobodyAnswered:
                     clients.rollback()  # the round was tried and counted, and changes nothing
-                if not torch.isfinite(self.state.z).all():
-                    lr = getattr(algorithm, "lr", None)
-                    raise Diverged(
-                        f"{type(algorithm).__name__}: diverged in round {r + 1}, the iterate is not finite; "
-                        f"lower the step size (lr is {lr})"
-                    )
                 yield self._record(r + 1, started, bar)
         self._save()
 
-    def _record(self, r: int, started: float, bar: _Progress) -> Record:
+    def _record(self, r: int, started: float, bar: _Progress | None = None) -> Record:
+        """Write down where the run stands after r rounds."""
+        if not torch.isfinite(self.state.z).all():
+            raise Diverged(
+                f"{type(self.algorithm).__name__}: diverged in round {r}, the iterate is not finite; "
+                f"lower the step size (lr is {getattr(self.algorithm, 'lr', None)})"
+            )
         total = self.clients.traffic.total
         record: Record = {
             "round": r,
             "phases": total.phases,
-            "bytes_down": total.down * BYTES_PER_NUMBER,
+            "bytes_down": int(total.down) * BYTES_PER_NUMBER,
             "bytes_up": total.up * BYTES_PER_NUMBER,
             "failures": self.clients.failures,
         }
@@ -238,7 +257,8 @@ class Run:
         if self.out is not None:
             with open(self.out / "history.jsonl", "a") as file:
                 file.write(json.dumps(record) + "\n")
-        bar.update(record)
+        if bar is not None:
+            bar.update(record)
         return record
 
     def _save(self) -> None:
@@ -308,7 +328,7 @@ class Run:
 
         traffic = self.clients.traffic
         return {
-            "config": self.config,
+            "config": self.config | {"problem": describe(self.problem)},  # with the constants agreed on
             "metrics": {k: v for k, v in self._records[-1].items() if k != "clients"},
             "clients_evaluated_on": "test"
             if self.federation.test is not None and self.federation.test.n_clients == self.federation.n_clients
@@ -322,6 +342,7 @@ class Run:
             },
             "client_names": list(self.federation.names[:_MAX_LISTED]),
             "class_counts": _class_counts(self.federation),
+            "classes": list(self.federation.classes),
             "versions": {"fedsaddle": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }  # fmt: skip
 

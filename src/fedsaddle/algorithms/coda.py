@@ -88,7 +88,7 @@ class CODAPlus(Stagewise):
 
     def round(self, s: State, clients: Clients) -> State:
         stage, done = s.progress.stage, s.progress.done
-        v_ref = Once(s.v_ref, version=stage) if self.gamma else None
+        v_ref = Once(s.v_ref, version=stage) if self.proximal else None
         last = done + 1 == self.rounds_at(stage)
         mean, _ = clients.mean(self.proximal_steps, Down(s.z, v_ref, stage, last))
         z, progress, ended = self.advance(s.progress, mean.z, clients)
@@ -104,11 +104,11 @@ class CODAPlus(Stagewise):
         """Algorithm 2, the loop between two communications."""
         lr, steps = self.lr_at(m.stage), self.steps_at(m.stage)
         gamma = cohort.per_variable(x=self.gamma, y=0.0)
-        v_ref = cohort.pad(m.v_ref) if self.gamma else m.z
+        v_ref = cohort.pad(m.v_ref) if self.proximal else m.z
 
         def step(z: Tensor, batch: Batch) -> Tensor:
             F = cohort.field(z, batch)
-            if self.gamma:
+            if self.proximal:
                 F = F + gamma * (z - v_ref)
             return cohort.prox(z - lr * F, lr)
 

@@ -87,7 +87,7 @@ class CODASCA(Stagewise):
 
     def round(self, s: State, clients: Clients) -> State:
         stage = s.progress.stage
-        v_ref = Once(s.v_ref, version=stage) if self.gamma else None
+        v_ref = Once(s.v_ref, version=stage) if self.proximal else None
         mean, share = clients.mean(self.drift_corrected_steps, Down(s.z, s.c, v_ref, stage))
         z = s.z + self.server_lr * (mean.z - s.z)  # v_r = v_{r-1} + eta_g (v_r - v_{r-1})
         z = clients.problem.prox(z, lr=0.0)
@@ -104,12 +104,12 @@ class CODASCA(Stagewise):
         """Algorithm 4, what machine k does in a round."""
         lr, steps = self.lr_at(m.stage), self.steps_at(m.stage)
         gamma = cohort.per_variable(x=self.gamma, y=0.0)
-        v_ref = cohort.pad(m.v_ref) if self.gamma else m.z
+        v_ref = cohort.pad(m.v_ref) if self.proximal else m.z
         c_k = cohort.memory
 
         def step(z: Tensor, batch: Batch) -> Tensor:
             F = cohort.field(z, batch)
-            if self.gamma:
+            if self.proximal:
                 F = F + gamma * (z - v_ref)  # F_k^s
             return cohort.prox(z - lr * (F - c_k + m.c), lr)
 

@@ -91,8 +91,8 @@ class PublishedCODASCA(Stagewise):
 
     def memory(self, z: Tensor, problem: Problem) -> Memory:
         v, one = torch.zeros_like(z[..., : problem.n_x]), torch.zeros_like(z[..., :1])
-        noise = torch.randn(v.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        return Memory(torch.zeros_like(z), (self.centre_noise * noise).to(v), v, one, one)
+        noise = torch.randn(problem.n_x, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return Memory(torch.zeros_like(z), (self.centre_noise * noise).to(v).expand_as(v), v, one, one)
 
     def round(self, s: State, clients: Clients) -> State:
         stage = s.progress.stage
@@ -110,8 +110,7 @@ class PublishedCODASCA(Stagewise):
             torch.where(new_stage, 0.0, mem.total),
             torch.where(new_stage, 0.0, mem.steps_done),
         )
-        bound = torch.full_like(mem.c_k[0], self.clip)
-        bound[n_x:] = torch.inf  # dual gradients are not clipped
+        bound = cohort.vector(x=self.clip, y=float("inf"))  # dual gradients are not clipped
 
         def step(carry: Carry, batch: Batch) -> Carry:
             z, gradients, total = carry

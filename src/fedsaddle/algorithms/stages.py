@@ -29,7 +29,7 @@ class Progress(NamedTuple):
 
     stage: int  # s, from 0
     done: int  # rounds done in this stage
-    pick: int  # "random": the round of this stage whose iterate is its output
+    pick: int | Tensor  # "random": the round of this stage whose iterate is its output
     kept: Tensor  # "random": that iterate [1, d]
     total: Tensor  # "rounds": sum of this stage's iterates [1, d]
 
@@ -83,6 +83,11 @@ class Stagewise(Algorithm):
     def outputs(cls) -> tuple[str, ...]:
         return ("rounds", "random", "last")
 
+    @property
+    def proximal(self) -> bool:
+        """Whether stages have a prox term."""
+        return bool(torch.as_tensor(self.gamma).any())
+
     def lr_at(self, stage: int) -> float:
         return self.lr * self.lr_decay**stage
 
@@ -100,7 +105,8 @@ class Stagewise(Algorithm):
         if rounds is None:
             return z, p._replace(done=p.done + 1), False
         pick = clients.integer(rounds) if p.done == 0 else p.pick  # drawn as the stage starts
-        p = Progress(p.stage, p.done + 1, pick, z if p.done == pick else p.kept, p.total + z)
+        kept = torch.where(torch.as_tensor(p.done == pick, device=z.device), z, p.kept)
+        p = Progress(p.stage, p.done + 1, pick, kept, p.total + z)
         if p.done < rounds:
             return z, p, False
         out = {"random": p.kept, "rounds": p.total / rounds}.get(self.output, z)

@@ -7,19 +7,20 @@ PyTorch. Minibatches come from a hash of (seed, round, phase, step, client, slot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedsaddle import sampling
 from fedsaddle.clients import Clients, ClientWorkError, Work
 from fedsaddle.cohort import Batching, Cohort
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
-from fedsaddle.participation import Participation
+from fedsaddle.participation import Draw, Participation
 from fedsaddle.problem import Problem, tree_map
 
 
@@ -27,7 +28,8 @@ class Simulation(Clients):
     """Clients simulated in this process.
 
     Args:
-        chunk: how many clients are computed at once; None for the whole cohort.
+        seeds: one, or those of R replicas that are computed together.
+        chunk: how many clients (of all replicas) are computed at once; None for the whole cohort.
     """
 
     def __init__(
@@ -37,12 +39,12 @@ class Simulation(Clients):
         participation: Participation,
         *,
         batching: Batching = Batching(),
-        seed: int = 0,
+        seeds: Sequence[int] = (0,),
         chunk: int | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(federation.sizes, participation, seed)
+        super().__init__(federation.sizes, participation, seeds)
         self.device, self.dtype = torch.device(device), dtype
         longest = int(federation.sizes.max())
         if batching.size is not None and batching.sampling == "without_replacement":
@@ -52,9 +54,9 @@ class Simulation(Clients):
         self.data = federation.on_device(self.device, dtype)
         self._first = federation.offsets[:-1].to(self.device)
         self._sizes = federation.sizes.to(self.device)
-        self._chunk = chunk or self.n_clients
+        self._chunk = max(1, chunk // len(self.seeds)) if chunk else self.n_clients
         self._blank: Any = None  # what a client remembers before its first work, every tensor [1, k]
-        self.memory: Any = None  # what every client remembers, every tensor [N, k]
+        self.memory: Any = None  # what every client remembers, every tensor [N, k] ([R, N, k])
         self._undo: list[Callable[[], None]] = []  # what takes back this round's writes to memory
 
     def remember(self, blank: Any) -> None:
@@ -66,10 +68,13 @@ class Simulation(Clients):
         before = self.memory
         self._undo.append(lambda: setattr(self, "memory", before))
         # on a CPU, a client that has not worked yet costs nothing: zero pages are not touched until they are written
-        self.memory = tree_map(
-            lambda b: b.repeat(self.n_clients, 1) if b.any() else b.new_zeros(self.n_clients, b.shape[-1]),
-            self._blank,
-        )
+        lead = (len(self.seeds),) if len(self.seeds) > 1 else ()
+
+        def blank(b: Tensor) -> Tensor:
+            shape = (*lead, self.n_clients, b.shape[-1])
+            return b.expand(shape).clone() if b.any() else b.new_zeros(shape)
+
+        self.memory = tree_map(blank, self._blank)
 
     def begin(self, round: int) -> None:
         super().begin(round)
@@ -79,39 +84,47 @@ class Simulation(Clients):
         while self._undo:
             self._undo.pop()()
 
-    def cohort(self, ids: torch.Tensor, phase: int) -> Cohort:
-        """These clients, ready for a phase of the current round."""
+    def cohort(self, ids: Tensor, phase: int) -> Cohort:
+        """These clients [S] (replicas: [R, S]), ready for a phase of the current round."""
+        run = [sampling.key(sampling.MINIBATCH, seed, self.round, phase) for seed in self.seeds]
         return Cohort(
             self.problem,
             ids,
             self.data,
             first=self._first[ids],
             sizes=self._sizes[ids],
-            memory=tree_map(lambda store: store.index_select(0, ids), self.memory),
-            key=sampling.key(sampling.MINIBATCH, self.seed, self.round, phase),
+            memory=tree_map(lambda store: store.take_along_dim(ids.unsqueeze(-1), -2), self.memory),
+            key=sampling.keys(run, self.device),
             batching=self.batching,
             dtype=self.dtype,
         )
 
-    def _run(self, work: Work, message: Any, ids: np.ndarray, phase: int) -> Iterator[tuple[np.ndarray, Any]]:
-        for start in range(0, len(ids), self._chunk):
-            part = ids[start : start + self._chunk]
-            cohort = self.cohort(torch.as_tensor(part, device=self.device), phase)
+    def _run(self, work: Work, message: Any, who: Draw, phase: int) -> Iterator[tuple[np.ndarray, Any]]:
+        answering = np.flatnonzero(who.answered if who.answered.ndim == 1 else who.answered[0])
+        for start in range(0, len(answering), self._chunk):
+            at = answering[start : start + self._chunk]
+            cohort = self.cohort(torch.as_tensor(who.ids[..., at], device=self.device), phase)
             try:
                 with torch.no_grad():
                     reply, memory = work(cohort, message)
             except FedsaddleError:
                 raise
             except Exception as error:
-                who = f"client {part[0]}" if len(part) == 1 else f"{len(part)} clients"
+                clients = (
+                    f"client {who.ids[at[0]]}" if cohort.ids.numel() == 1 else f"{cohort.ids.numel()} clients"
+                )
                 reason = str(error).partition("\n")[0]
                 raise ClientWorkError(
-                    f"{work.__name__} failed in round {self.round}, phase {phase}, {who}: {type(error).__name__}: {reason}"
+                    f"{work.__name__} failed in round {self.round}, phase {phase}, {clients}: "
+                    f"{type(error).__name__}: {reason}"
                 ) from error
             if memory is not None:
                 self._undo.append(partial(self._write, cohort.ids, cohort.memory))
                 self._write(cohort.ids, memory)
-            yield part, reply
+            yield at, reply
 
-    def _write(self, ids: torch.Tensor, memory: Any) -> None:
-        tree_map(lambda store, new: store.index_copy_(0, ids, new), self.memory, memory)
+    def _write(self, ids: Tensor, memory: Any) -> None:
+        def put(store: Tensor, new: Tensor) -> Tensor:
+            return store.scatter_(-2, ids.unsqueeze(-1).expand_as(new), new)
+
+        tree_map(put, self.memory, memory)

@@ -1,0 +1,464 @@
+"""Figures: the course of runs, client by client, who took part, who owns what.
+
+A figure is plain dictionaries in Plotly's terms whose colours are names such as "@c0", declared in assets/report.css. On a
+page, report.js puts in those of the reader's light or dark scheme; in a notebook, `_notebook` puts in the light ones.
+Plotly reads tags in labels, so what users supply is escaped.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsaddle.errors import optional_import
+
+if TYPE_CHECKING:
+    import plotly.graph_objects
+
+Record = dict[str, Any]
+Array = npt.NDArray[Any]
+Legend = list[tuple[str, str, str]]  # name, colour, and kind of line or marker
+
+MAIN = ("auc", "train_auc", "accuracy", "train_accuracy", "distance", "field_norm", "loss")
+RESIDUALS = ("distance", "grad_phi", "field_norm", "grad_norm")  # zero at a solution; on a log scale
+LABELS = {
+    "auc": "Test AUC", "train_auc": "Training AUC", "valid_auc": "Validation AUC",
+    "auc_clients": "AUC, mean over clients", "auc_worst20": "AUC, worst 20 % of clients",
+    "auc_best20": "AUC, best 20 % of clients", "auc_std": "AUC, spread over clients",
+    "single_class_clients": "Single-class clients",
+    "accuracy": "Test accuracy", "train_accuracy": "Training accuracy", "valid_accuracy": "Validation accuracy",
+    "accuracy_clients": "Accuracy, mean over clients", "accuracy_worst20": "Accuracy, worst 20 % of clients",
+    "accuracy_best20": "Accuracy, best 20 % of clients", "accuracy_std": "Accuracy, spread over clients",
+    "distance": "Distance to the saddle point", "field_norm": "Norm of the saddle field",
+    "loss": "Training loss", "grad_norm": "Gradient norm",
+    "phi": "Objective φ = max over the dual", "grad_phi": "Gradient norm ‖∇φ‖",
+    "failures": "Clients that did not answer", "round": "Rounds", "phases": "Communication phases",
+    "bytes_down": "Sent down, server to clients", "bytes_up": "Sent up, clients to server", "seconds": "Time",
+}  # fmt: skip
+
+_HUES = 8  # "@c0" to "@c7"
+_DASHES = ("solid", "dash", "dot", "dashdot")  # the ninth run has the first colour again, dashed
+_SYMBOLS = ("circle", "diamond", "square", "triangle-up")
+_EMPTY_TO_FULL = [[0, "@empty"], [1, "@c0"]]
+_NAMED_CLIENTS = 40  # beyond this, clients are told apart by hovering
+_CALENDAR = (150, 400)  # clients and rounds drawn; more are averaged in bins
+_MAP_CLIENTS, _PLOT_CLIENTS = 60, 2000  # Federation.plot: beyond these, a map, and a selection
+
+
+# ---------------------------------------------------------------------------------------------- what is drawn
+
+
+@dataclass(frozen=True)
+class Run:
+    """The records of a run, and what its result.json and config.toml hold where they exist."""
+
+    records: Sequence[Record]
+    result: Record = field(default_factory=dict)
+    config_text: str = ""
+
+    @cached_property
+    def final(self) -> Record:
+        """The last known value of everything."""
+        return {k: v for record in self.records for k, v in record.items()}
+
+    @cached_property
+    def client_names(self) -> list[str]:
+        return list(self.result.get("client_names", []))
+
+    @cached_property
+    def settings(self) -> Record:
+        """The config by keys such as "train.rounds"."""
+        config = self.result.get("config", {})
+        return {f"{section}.{k}": v for section, part in config.items() for k, v in part.items()}
+
+    def per_client(self, main: str) -> list[float | None]:
+        return list(self.result.get("per_client", {}).get(base(main), []))
+
+
+@dataclass(frozen=True)
+class Group:
+    """What has one name and one colour: a run, or repetitions of it."""
+
+    name: str
+    index: int
+    runs: list[Run]
+
+    @property
+    def colour(self) -> str:
+        return f"@c{self.index % _HUES}"
+
+    @property
+    def dash(self) -> str:
+        return _DASHES[self.index // _HUES % len(_DASHES)]
+
+    @property
+    def symbol(self) -> str:
+        return _SYMBOLS[self.index % len(_SYMBOLS)]
+
+    def values(self, key: str) -> list[float]:
+        return [v for run in self.runs if (v := finite(run.final.get(key))) is not None]
+
+
+class Panel(NamedTuple):
+    """One pair of axes and what is drawn in it."""
+
+    title: str
+    data: list[Record]
+    layout: Record
+    height: int = 320
+
+
+class Figure(NamedTuple):
+    """Panels with a common legend and note."""
+
+    title: str
+    panels: list[Panel]
+    legend: Legend
+    note: str
+
+
+def main_metric(groups: list[Group]) -> str:
+    """The first of the MAIN metrics that most runs have."""
+    return max(MAIN, key=lambda k: sum(k in run.final for g in groups for run in g.runs))
+
+
+def base(main: str) -> str:
+    """The measure, without the data on which it is taken."""
+    return main.removeprefix("train_")
+
+
+def label(key: str) -> str:
+    """What a metric is called; `unit` is shorter."""
+    return LABELS.get(key) or key.replace("_", " ").capitalize()
+
+
+def unit(key: str) -> str:
+    return {"auc": "AUC", "accuracy": "Accuracy"}.get(base(key), label(key))
+
+
+def finite(value: Any) -> float | None:
+    """A number, or None where it is undefined."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def plural(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+# ---------------------------------------------------------------------------------------------- in a notebook
+
+
+def curves(runs: Mapping[str, Sequence[Record]]) -> plotly.graph_objects.Figure:
+    """The course of runs as a Plotly figure: the main metric and the worst 20 % of clients against rounds.
+
+    Args:
+        runs: the records of each run by its name; a run has one colour.
+    """
+    groups = [Group(name, i, [Run(records)]) for i, (name, records) in enumerate(runs.items())]
+    main = main_metric(groups)
+    data = [t for g in groups for t in _lines(g, main)]
+    for g in groups:
+        data += _lines(g, f"{base(main)}_worst20", name=f"{g.name}, worst 20 %", dash="dot")
+    legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
+    layout = _axes("Round", main) | {"hovermode": "x unified", "legend": legend, "showlegend": len(data) > 1}
+    layout["yaxis"]["title"] = {"text": label(main)}
+    return _notebook("curves", data, layout)
+
+
+def ownership(counts: Array, names: Sequence[str], classes: Sequence[str] | None) -> Any:
+    """Bars or a map of `counts` `[N, C]`, the samples of each class at each client, as a Plotly figure.
+
+    Without `classes` the one column of `counts` holds the clients' sizes.
+    """
+    n, labelled = len(names), classes is not None
+    shown = np.unique(np.linspace(0, n - 1, min(n, _PLOT_CLIENTS)).astype(np.int64))
+    title = f"{plural(n, 'client')}, {int(counts.sum()):,} samples"
+    title += f" (every {n / len(shown):.0f}th client drawn)" if len(shown) < n else ""
+    as_map = labelled and (n > _MAP_CLIENTS or counts.shape[1] > _HUES)
+    some = [names[i] for i in shown]
+    data, layout, _ = _owned(counts[shown], some, classes or ["samples"], along=False, as_map=as_map)
+    layout |= {"title": {"text": title}, "legend": {"title": {"text": "class"}}, "showlegend": labelled}
+    return _notebook("plot", data, layout)
+
+
+def _notebook(what: str, data: list[Record], layout: Record) -> Any:
+    go = optional_import("plotly.graph_objects", what, "report")
+    layout |= {"template": "plotly_white", "modebar": {"remove": ["sendChartToCloud"]}}  # no uploads
+    css = (files("fedsaddle") / "assets" / "report.css").read_text(encoding="utf-8")
+    light = dict(re.findall(r"--(\w+):(#\w+)", css.partition("@media")[0]))
+    return go.Figure(_coloured({"data": data, "layout": layout}, light))
+
+
+def _coloured(value: Any, colours: Mapping[str, str], under: bool = False) -> Any:
+    """With colours in place of their names below keys that speak of colour, as report.js does."""
+    if isinstance(value, dict):
+        return {k: _coloured(v, colours, under or "color" in k) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_coloured(v, colours, under) for v in value]
+    return colours[value[1:]] if under and isinstance(value, str) and value.startswith("@") else value
+
+
+# ---------------------------------------------------------------------------------------------- on a page
+
+
+def course(groups: list[Group], main: str) -> Figure:
+    """Quality against rounds and against bytes. One run: main metric and worst 20 % together; several: apart."""
+    known = [k for k in (main, f"{base(main)}_worst20") if any(_lines(g, k) for g in groups)]
+    if not known:
+        return Figure("Course of training", [], [], "No evaluation was recorded.")
+    one, panels = len(groups) == 1, []
+    dashes = {k: "solid" if k == main else "dot" for k in known}
+    for keys in [known] if one else [[k] for k in known]:
+        for against in ("rounds", "bytes sent"):
+            styles = [(k, label(k), dashes[k]) if one else (k, "", "") for k in keys]
+            data = [t for g in groups for k, *style in styles for t in _lines(g, k, against, *style)]
+            layout = _axes("Round" if against == "rounds" else "Bytes, down and up", main)
+            layout["hovermode"] = "x unified" if against == "rounds" or one else "closest"
+            if against != "rounds":
+                layout["xaxis"] |= {"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"}
+            if main not in RESIDUALS:
+                layout["yaxis"]["range"] = _focus(data)
+            title = f"Against {against}" if one else f"{label(keys[0])}, against {against}"
+            panels.append(Panel(title, data, layout))
+    note = "Lines are means over repetitions; bands are one standard deviation."
+    banded = main not in RESIDUALS and any(len(g.runs) > 1 for g in groups)
+    legend = [(label(k), groups[0].colour, dashes[k]) for k in known] if one else _names_of(groups)
+    return Figure("Course of training", panels, legend, note if banded else "")
+
+
+def by_client(groups: list[Group], main: str) -> Figure | None:
+    """A dot for each client; repetitions are averaged."""
+    first = next((run for g in groups for run in g.runs if run.per_client(main)), Run([]))
+    names, counts = first.client_names, first.result.get("class_counts")
+    alike = [g for g in groups if all(r.per_client(main) and r.client_names == names for r in g.runs)]
+    tables = [np.array([r.per_client(main) for r in g.runs], np.float64) for g in alike]  # None becomes NaN
+    means = [np.ma.masked_invalid(t).mean(0).filled(np.nan) for t in tables]
+    if not alike or np.isnan(means[0]).all():
+        return None
+    order = [int(i) for i in np.argsort(means[0], kind="stable") if not np.isnan(means[0][i])]
+    undefined = [name for name, mean in zip(names, means[0], strict=True) if np.isnan(mean)]
+    across = len(order) > _NAMED_CLIENTS  # clients from left to right
+    value, place = ("y", "x") if across else ("x", "y")
+    step = 0.0 if across else min(0.16, 0.7 / len(alike))
+    held = [f"<br>{sum(c):,} training samples" for c in counts] if counts else [""] * len(names)
+    extra = "%{fullData.name}" if len(groups) > 1 else ""
+    data: list[Record] = [
+        {
+            "type": "scatter", "mode": "markers", "name": escape(g.name), value: [finite(means[j][i]) for i in order],
+            place: [k + (j - (len(alike) - 1) / 2) * step for k in range(len(order))],
+            "text": [f"<b>{escape(names[i])}</b>{held[i]}" for i in order],
+            "hovertemplate": f"%{{text}}<br>{label(main)} %{{{value}:.4f}}<extra>{extra}</extra>",
+            "marker": {
+                "color": g.colour, "size": 5 if across else 10, "opacity": 0.9, "symbol": g.symbol,
+                "line": {"color": "@surface", "width": 1},
+            },
+        }
+        for j, g in enumerate(alike)
+    ]  # fmt: skip
+    clients = _clients([names[i] for i in order])
+    down: Record = {"showgrid": True, "range": [-0.7, len(order) - 0.3]}
+    clients |= {"title": {"text": "Clients, from worst to best"}} if across else down
+    layout: Record = {f"{value}axis": {"title": {"text": unit(main)}}, f"{place}axis": clients}
+    on_test = first.result.get("clients_evaluated_on") != "train"
+    whose = "test data" if on_test else "training data (there is no test data by client)"
+    note = f"Each client's own {whose}; worst {'on the left' if across else 'at the bottom'}."
+    note += f" Sorted by {alike[0].name}." if len(alike) > 1 else ""
+    whole = finite(first.final.get(main))
+    if len(groups) == 1 and whole is not None:
+        layout["shapes"] = [{
+            "type": "line", f"{value}0": whole, f"{value}1": whole, f"{place}ref": "paper", f"{place}0": 0, f"{place}1": 1,
+            "line": {"color": "@soft", "width": 1, "dash": "dot"}, "layer": "below",
+        }]  # fmt: skip
+        note += f" The dotted line is the {label(main)[0].lower()}{label(main)[1:]} of all samples pooled."
+    if undefined:
+        listed = ", ".join(undefined[:12]) + (" …" if len(undefined) > 12 else "")
+        note += f" Not defined for {plural(len(undefined), 'client')} with one class only: {listed}."
+    legend = [(g.name, g.colour, g.symbol) for g in alike] if len(alike) > 1 else []
+    panel = Panel("", data, layout, _height(len(order), most=340))
+    return Figure(f"{unit(main)} client by client", [panel], legend, note)
+
+
+def residual(groups: list[Group], main: str) -> Figure | None:
+    """How far from a solution, where the problem knows it."""
+    for key in RESIDUALS:
+        data = [t for g in groups for t in _lines(g, key) if key != main]
+        if data:
+            break
+    else:
+        return None
+    note = {
+        "grad_phi": "φ(v) is the objective with the dual variable at its maximum; its gradient vanishes at a solution.",
+        "distance": "Euclidean distance of (x, y) from the known saddle point.",
+    }.get(key, "Vanishes at a solution.")
+    shown = [g for g in groups if _lines(g, key)]
+    missing = [g.name for g in groups if g not in shown]
+    note += f" Not known for {', '.join(missing)}, which solves another problem." if missing else ""
+    panel = Panel("", data, _axes("Round", key) | {"hovermode": "x unified"})
+    return Figure(label(key), [panel], _names_of(shown) if len(groups) > 1 else [], note)
+
+
+def calendar(run: Run) -> Figure | None:
+    """Who took part when; only where some rounds had fewer than all clients."""
+    rounds = [r for r in run.records if "participants" in r]
+    if not rounds or any("clients" not in r for r in rounds):
+        return None  # too many to be listed
+    n = run.settings.get("federation.clients") or 1 + max(i for r in rounds for i in [-1, *r["clients"]])
+    grid = np.zeros((n, len(rounds)))
+    for j, r in enumerate(rounds):
+        grid[r["clients"], j] = 1
+    if grid.all():
+        return None  # the header says that everyone takes part
+    rows, columns = (np.array_split(range(k), min(k, m)) for k, m in zip(grid.shape, _CALENDAR, strict=True))
+    binned = len(rows) < n or len(columns) < len(rounds)
+    share = np.array([[grid[np.ix_(a, b)].mean() for b in columns] for a in rows])
+    names = run.client_names + [f"client {i}" for i in range(len(run.client_names), n)]
+    who = [names[a[0]] + (f" to {names[a[-1]]}" if len(a) > 1 else "") for a in rows]
+    data: list[Record] = [{
+        "type": "heatmap", "z": share.round(3).tolist(), "x": [rounds[b[0]]["round"] for b in columns],
+        "y": list(range(len(rows))), "colorscale": _EMPTY_TO_FULL, "zmin": 0, "zmax": 1, "showscale": False,
+        "hovertemplate": f"<b>%{{y}}</b><br>round %{{x}}{'<br>%{z:.0%} of the time' * binned}<extra></extra>",
+        "xgap": 1 if len(columns) <= 80 else 0, "ygap": 1 if len(rows) <= _NAMED_CLIENTS else 0,
+    }]  # fmt: skip
+    x = {"title": {"text": "Round"}, "showgrid": False}
+    layout = {"xaxis": x, "yaxis": _clients(who) | {"autorange": "reversed"}}
+    times, failures = grid.sum(1), run.final.get("failures", 0)
+    note = (
+        f"On average {grid.sum(0).mean():.1f} of {n} clients took part in a round; a client took part in "
+        f"{int(times.min())} to {int(times.max())} of {len(rounds)} rounds."
+    )
+    note += f" {failures:,} requests stayed without an answer." if failures else ""
+    return Figure("Who took part", [Panel("", data, layout, _height(len(rows), most=516))], [], note)
+
+
+def partition(groups: list[Group]) -> Figure | None:
+    """Samples of each class at each client; of several runs only if all have the same data."""
+    first, *others = [run for g in groups for run in g.runs]
+    counts, names = first.result.get("class_counts"), first.client_names
+    if not counts or any(r.result.get("class_counts") != counts or r.client_names != names for r in others):
+        return None
+    table = np.array(counts)  # [N, C]
+    n, width = table.shape
+    classes = first.result.get("classes") or [f"class {k}" for k in range(width)]
+    as_map = width > _HUES or n * width > 2000
+    data, layout, legend = _owned(table, names, classes, along=n <= _NAMED_CLIENTS, as_map=as_map)
+    sizes, totals = table.sum(1), table.sum(0)
+    note = (
+        f"{int(totals.sum()):,} training samples, {int(sizes.min()):,} to {int(sizes.max()):,} a client. "
+        f"The rarest class, {classes[int(totals.argmin())]}, is {totals.min() / totals.sum():.1%} of all; "
+        f"{plural(int(((table > 0).sum(1) == 1).sum()), 'client')} with one class only."
+    )
+    return Figure("Data of each client", [Panel("", data, layout, _height(n, most=320))], legend, note)
+
+
+# ---------------------------------------------------------------------------------------------- parts of figures
+
+
+def _axes(x: str, y: str) -> Record:
+    log = {"type": "log", "exponentformat": "power"} if y in RESIDUALS else {}
+    return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": unit(y)}} | log}
+
+
+def _lines(g: Group, key: str, against: str = "rounds", name: str = "", dash: str = "") -> list[Record]:
+    """One line against rounds or bytes; of repetitions the mean, with a band of one standard deviation."""
+    points: dict[int, list[tuple[float, float]]] = {}
+    for run in g.runs:
+        for r in run.records:
+            value = finite(r.get(key))
+            if value is not None and (value > 0 or key not in RESIDUALS):
+                at = r["round"] if against == "rounds" else r.get("bytes_down", 0) + r.get("bytes_up", 0)
+                points.setdefault(r["round"], []).append((at, value))
+    table = np.array([p for _, p in sorted(points.items()) if len(p) == len(g.runs)])  # [rounds, runs, 2]
+    if not len(table):
+        return []
+    xs, mean = table.mean(1).T
+    spread = table[:, :, 1].std(1, ddof=min(1, len(g.runs) - 1))
+    number = ".3~g" if key in RESIDUALS else ".4f"
+    line = {
+        "type": "scatter", "mode": "lines" if len(xs) > 1 else "markers", "name": escape(name or g.name),
+        "x": xs.tolist(), "y": mean.tolist(), "customdata": spread.tolist(), "marker": {"color": g.colour},
+        "line": {"color": g.colour, "width": 2.2, "dash": dash or g.dash},
+        "hovertemplate": f"%{{y:{number}}}" + (f" ± %{{customdata:{number}}}" if len(g.runs) > 1 else ""),
+    }  # fmt: skip
+    if len(g.runs) == 1 or key in RESIDUALS:
+        return [line]
+    band = {
+        "type": "scatter", "mode": "lines", "x": [*xs, *xs[::-1]], "y": [*(mean + spread), *(mean - spread)[::-1]],
+        "fill": "toself", "fillcolor": g.colour, "opacity": 0.16, "line": {"width": 0}, "hoverinfo": "skip",
+    }  # fmt: skip
+    return [band, line]
+
+
+def _focus(data: list[Record]) -> list[float]:
+    """A y range in which the late course is legible: the first evaluation, of an untrained model, may lie below."""
+    late = [y for t in data if "fill" not in t for y in t["y"][max(1, len(t["y"]) // 10) :] or t["y"]]
+    low, high = min(late), max(late)
+    margin = max(0.06 * (high - low), 0.002)
+    return [low - margin, high + margin]
+
+
+def _owned(
+    table: Array, names: Sequence[str], classes: Sequence[str], along: bool, as_map: bool
+) -> tuple[list[Record], Record, Legend]:
+    """Samples as stacked bars, or shares as a map; clients from top to bottom (`along`) or from left to right."""
+    n, width = table.shape
+    value, place = ("x", "y") if along else ("y", "x")
+    share = (table / np.maximum(table.sum(1, keepdims=True), 1)).round(4)
+    clients = _clients(names)
+    clients |= {"autorange": "reversed"} if along else {"title": {"text": plural(n, "client")}}
+    layout: Record = {f"{place}axis": clients}
+    if as_map:
+        z, counts = (share, table) if along else (share.T, table.T)
+        ticks = {"tickvals": list(range(width)), "ticktext": [_short(c, 12) for c in classes]}
+        layout[f"{value}axis"] = {"title": {"text": "Class"}} | ticks
+        return [{
+            "type": "heatmap", place: list(range(n)), value: list(range(width)), "z": z.tolist(), "zmin": 0,
+            "customdata": counts.tolist(), "colorscale": _EMPTY_TO_FULL,
+            "colorbar": {"title": {"text": "share"}, "tickformat": ".0%", "thickness": 10, "outlinewidth": 0},
+            "hovertemplate": f"<b>%{{{place}}}</b><br>class %{{{value}}}<br>%{{customdata:,}} samples (%{{z:.1%}})"
+            "<extra></extra>",
+        }], layout, []  # fmt: skip
+    hues = [f"@c{k}" for k in range(width)]
+    if width == 2:  # the usual class is grey, so that the rare one is seen
+        hues = ["@c1", "@quiet"] if table[:, 0].sum() <= table[:, 1].sum() else ["@quiet", "@c1"]
+    layout |= {f"{value}axis": {"title": {"text": "Training samples"}}, "barmode": "stack"}
+    layout["bargap"] = 0.3 if along else 0.05
+    data: list[Record] = [
+        {
+            "type": "bar", "name": escape(classes[k]), place: list(range(n)), value: table[:, k].tolist(),
+            "orientation": "h" if along else "v", "marker": {"color": hues[k], "line": {"width": 0}},
+            "text": [f"<b>{escape(name)}</b><br>{escape(classes[k])}" for name in names], "textposition": "none",
+            "customdata": share[:, k].tolist(),
+            "hovertemplate": f"%{{text}}<br>%{{{value}:,}} samples (%{{customdata:.1%}})<extra></extra>",
+        }
+        for k in range(width)
+    ]  # fmt: skip
+    return data, layout, [(c, hue, "block") for c, hue in zip(classes, hues, strict=True)]
+
+
+def _clients(names: Sequence[str]) -> Record:
+    """An axis of clients; where there is no room for their names, hovering shows them."""
+    return {
+        "tickvals": list(range(len(names))), "ticktext": [_short(name) for name in names], "showgrid": False,
+        "zeroline": False, "showticklabels": len(names) <= _NAMED_CLIENTS,
+    }  # fmt: skip
+
+
+def _short(text: str, most: int = 22) -> str:
+    return escape(text if len(text) <= most else text[: most - 1] + "…")
+
+
+def _height(rows: int, most: int) -> int:
+    return 96 + 28 * rows if rows <= _NAMED_CLIENTS else most
+
+
+def _names_of(groups: list[Group]) -> Legend:
+    return [(g.name, g.colour, g.dash) for g in groups]

@@ -1,0 +1,131 @@
+"""Replicas: runs that differ in seed, start or real-valued hyper-parameters only, computed together as one stacked run.
+
+Every vector gets one more axis in front, [R, S, d], and a hyper-parameter that differs becomes a tensor [R, 1, 1], so the
+algorithms' lines stay as they are. Each replica's trajectory is that of its own single run (to rounding). What decides
+shapes or branches (local steps, batch size, stage lengths, output rules) must be equal; `stackable` says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsaddle.algorithms.base import Algorithm
+from fedsaddle.engines.simulation import Simulation
+from fedsaddle.errors import Diverged, FedsaddleError
+from fedsaddle.participation import Full, Participation, Uniform
+from fedsaddle.problem import tree_map
+from fedsaddle.train import Run
+
+
+def stackable(runs: Sequence[Run]) -> str | None:
+    """None if these runs can be computed together, else the reason why not."""
+    first = runs[0]
+    for run in runs:
+        for name in ("rounds", "eval_every", "federation"):
+            if getattr(run, name) is not getattr(first, name) and getattr(run, name) != getattr(first, name):
+                return f"{name} differs"
+        mine, other = run.clients, first.clients
+        if (mine.batching, mine.device, mine.dtype) != (other.batching, other.device, other.dtype):
+            return "batch size, sampling, device or precision differ"
+        if not _same(run.problem, first.problem):
+            return "problems differ"
+        if mine.participation != other.participation or not _fixed_size(mine.participation):
+            return "participation differs, or is of no fixed size without failures"
+        if type(run.algorithm) is not type(first.algorithm):
+            return "algorithms differ"
+        for f in fields(run.algorithm):
+            a, b = getattr(run.algorithm, f.name), getattr(first.algorithm, f.name)
+            if a != b and not (isinstance(a, float) and isinstance(b, float)):
+                return f"algorithm.{f.name} differs and is no real number"
+    return None
+
+
+def _fixed_size(participation: Participation) -> bool:
+    simple = isinstance(participation, Full) or (
+        isinstance(participation, Uniform) and not participation.replacement
+    )
+    return simple and participation.failure == 0.0
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two problems differ in nothing but where a model's parameters start."""
+    if type(a) is not type(b):
+        return False
+    for f in fields(a):
+        x, y = getattr(a, f.name), getattr(b, f.name)
+        if f.name == "model":
+            if (x.shapes, str(x.module)) != (y.shapes, str(y.module)):
+                return False
+        elif x is not y and not (isinstance(x, (int, float, str, bool, type(None))) and x == y):
+            return False
+    return True
+
+
+def stack_algorithms(algorithms: Sequence[Algorithm], like: Tensor) -> Algorithm:
+    """One algorithm whose differing hyper-parameters are tensors [R, 1, 1]."""
+    stacked = copy.copy(algorithms[0])
+    for f in fields(stacked):
+        values = [getattr(a, f.name) for a in algorithms]
+        if any(v != values[0] for v in values):
+            object.__setattr__(stacked, f.name, torch.tensor(values, dtype=torch.float64).to(like).view(-1, 1, 1))
+    return stacked
+
+
+def run_together(runs: Sequence[Run]) -> None:
+    """Compute runs as one stacked run; each is then finished, with its own records, state and files.
+
+    A replica that diverges ends as its single run would: its error is raised when its result is asked for. The others go on.
+    """
+    reason = stackable(runs)
+    if reason is not None:
+        raise FedsaddleError(f"replicas: {reason}; these runs cannot be computed together")
+    started, first = time.perf_counter(), runs[0]
+    problem = first.problem.prepare(first.clients)
+    constants = {f.name: getattr(problem, f.name) for f in fields(problem) if f.name != "model"}
+    clients = Simulation(
+        problem,
+        first.federation,
+        first.clients.participation,
+        batching=first.clients.batching,
+        seeds=[run.seed for run in runs],
+        device=first.clients.device,
+        dtype=first.clients.dtype,
+    )
+    z = torch.stack([run.problem.init().to(clients.device, clients.dtype) for run in runs]).unsqueeze(
+        1
+    )  # [R, 1, d]
+    algorithm = stack_algorithms([run.algorithm for run in runs], z)
+    state = algorithm.init(z, problem)
+    clients.remember(algorithm.memory(z, problem))
+    clients.traffic.setup = first.clients.traffic.setup
+    for run in runs:
+        run.clients.problem = replace(run.problem, **constants)
+        run.hand_over()
+    for r in range(first.rounds + 1):
+        if r > 0:
+            clients.begin(r - 1)
+            state = algorithm.round(state, clients)
+        for i, run in enumerate(runs):
+            run.take(r, tree_map(lambda t, i=i: t[i], state), clients, i, started)
+
+
+def run_all(runs: Sequence[Run]) -> None:
+    """Finish runs, those that can be computed together together."""
+    left = list(runs)
+    while left:
+        group = [run for run in left if stackable([left[0], run]) is None]
+        if len(group) > 1:
+            run_together(group)
+        else:
+            with suppress(Diverged):  # raised again when its result is asked for
+                left[0].finish()
+            group = left[:1]
+        left = [run for run in left if run not in group]

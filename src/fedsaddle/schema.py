@@ -1,0 +1,274 @@
+"""What a section of a config may hold: the arguments of the thing that it names, from its signature.
+
+A section names its thing by `name`, in one of the tables `NAMED`. Instead, [data] may have `files` or `file`, and [model]
+may have `module`, the user's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.data import DATASETS, DatasetInfo
+from fedsaddle.data import load as load_dataset
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.federation import Federation
+from fedsaddle.models import FROM_SHAPE, MODELS
+from fedsaddle.participation import PARTICIPATION
+from fedsaddle.partitions import PARTITIONS, TRANSFORMS
+from fedsaddle.problems import PROBLEMS, quadratic_federation
+from fedsaddle.toml import quoted, to_key
+from fedsaddle.train import train
+
+Tree = dict[str, Any]  # what a TOML file, or a section of it, holds
+
+GENERATED: dict[str, Callable[..., Federation]] = {"quadratic": quadratic_federation}
+NAMED: dict[str, Mapping[str, Any]] = {  # section -> name -> class, function or DatasetInfo
+    "data": {**DATASETS, **GENERATED},
+    "partition": PARTITIONS,
+    "transform": TRANSFORMS,
+    "model": MODELS,
+    "problem": PROBLEMS,
+    "algorithm": ALGORITHMS,
+    "participation": PARTICIPATION,
+}
+_WAYS = {
+    "data": ("name", "files", "file"),
+    "model": ("name", "module"),
+}  # to say what a section is; else by name
+_FILLED_IN = {  # arguments that are no keys: they come from other sections or from the data
+    "partition": ("labels", "groups"),
+    "transform": ("federation",),
+    "model": (*FROM_SHAPE, "outputs"),
+    "problem": ("model",),
+}
+
+
+class Key(NamedTuple):
+    """What a key of a section may be."""
+
+    type: Any
+    default: Any = inspect.Parameter.empty
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+    def python(self, value: Any) -> Any:
+        """The argument that a TOML value stands for; raises ValidationError."""
+        try:
+            _adapter(self.type).validate_python(value, strict=True)
+        except ValidationError:
+            if value == "none" and NoneType in get_args(self.type):
+                return None
+            raise
+        return value
+
+
+Keys = dict[str, Key]
+
+HELD_OUT: Keys = {"test": Key(float | None, None), "valid": Key(float | None, None), "seed": Key(int, 0)}
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind, config=ConfigDict(arbitrary_types_allowed=True))
+
+
+def keys_of(thing: Callable[..., Any], *skip: str) -> Keys:
+    """The arguments of a function, a dataclass or another class, as keys."""
+    source: Any = thing.func if isinstance(thing, functools.partial) else thing
+    if inspect.isclass(source) and not dataclasses.is_dataclass(source):
+        source = source.__init__
+    hints = get_type_hints(source)
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {
+        name: Key(hints.get(name, Any), p.default)
+        for name, p in inspect.signature(thing).parameters.items()
+        if name not in skip and p.kind not in variable
+    }
+
+
+def keys(section: str, name: str = "", data: Mapping[str, Any] | None = None) -> Keys:
+    """The keys that a section takes beside `name`.
+
+    Args:
+        section: for example "algorithm".
+        name: for example "codasca"; [train] has none.
+        data: the resolved [data] section, from which [problem] has some defaults.
+    """
+    if section == "train":
+        return keys_of(train, "problem", "algorithm", "federation", "participation", "out", "progress")
+    thing = NAMED[section][name]
+    if isinstance(thing, DatasetInfo):
+        reader = thing.generate or thing.layouts[-1].read
+        options = keys_of(reader, "seed", "paths", "n_features", "label_names")  # what `load` fills in
+        test = Key(float | Literal["pooled", "matching"] | None, None)
+        return keys_of(load_dataset, "name") | options | HELD_OUT | {"test": test}
+    own = keys_of(thing, *_FILLED_IN.get(section, ()))
+    if section == "partition":
+        own["by"] = Key(str, "y")  # of Dataset.federation
+    if section == "model":
+        own["outputs"] = Key(int | None, None)  # what the problem needs
+    if section == "problem" and data and data.get("name") in GENERATED:  # it has the dimensions of its data
+        own = {k: key._replace(default=data.get(k, key.default)) for k, key in own.items()}
+    return own
+
+
+def filled(section: str, given: Any, path: str, data: Mapping[str, Any] | None = None) -> Tree:
+    """A section with its values checked and its defaults filled in, in the order of the signature.
+
+    Args:
+        section: for example "transform".
+        given: what the file has.
+        path: of the section, for messages: "transform[0]".
+        data: the resolved [data] section.
+    """
+    if not isinstance(given, dict):
+        raise FedsaddleError(f"{path}: must be a table, got {quoted(given)}")
+    owner, own = _owner_and_keys(section, given, path, data)
+    for key in given:
+        if key not in own:
+            takes = [k for k in own if k not in ("name", "module")]
+            unknown_key(f"{path}.", key, "key", takes, f"{owner} takes")
+    out: Tree = {}
+    for name, key in own.items():
+        if name in given:
+            try:
+                key.python(given[name])
+            except ValidationError:
+                got = quoted(given[name])
+                raise FedsaddleError(f"{path}.{name}: must be {in_words(key.type)}, got {got}") from None
+            out[name] = given[name]
+        elif key.required:
+            raise FedsaddleError(f"{path}.{name}: is missing; {owner} needs it: {in_words(key.type)}")
+        elif key.default is not None:
+            out[name] = list(key.default) if isinstance(key.default, tuple) else key.default
+    return out
+
+
+def arguments(section: str, part: Mapping[str, Any]) -> dict[str, Any]:
+    """A filled section as keyword arguments, without what names its thing."""
+    _, own = _owner_and_keys(section, part, section)
+    ways = _WAYS.get(section, ("name",))
+    return {k: own[k].python(v) for k, v in part.items() if k not in ways}
+
+
+def _owner_and_keys(
+    section: str, given: Mapping[str, Any], path: str, data: Mapping[str, Any] | None = None
+) -> tuple[str, Keys]:
+    """What a section is about, for messages, and all its keys."""
+    if section == "train":
+        return "train", keys("train")
+    ways = _WAYS.get(section, ("name",))
+    found = [way for way in ways if way in given]
+    if len(found) != 1:
+        for key in () if found else given:
+            if hint := did_you_mean(key, ways):
+                raise FedsaddleError(f"{path}.{to_key(key)}: unknown key, {hint}")
+        rule = f"one of {', '.join(ways)}" if len(ways) > 1 else "a name"
+        names = "" if found else f"; names are {', '.join(NAMED[section])}"
+        raise FedsaddleError(f"{path}: needs {rule}; got {' and '.join(found) or 'none'}{names}")
+    (way,) = found
+    if way == "name":
+        name, known = given["name"], NAMED[section]
+        if not isinstance(name, str) or name not in known:
+            hint = did_you_mean(str(name), known)
+            hint = f"{hint} known are" if hint else "known are"
+            raise FedsaddleError(f"{path}.name: {quoted(name)} is unknown; {hint} {', '.join(known)}")
+        return name, {"name": Key(str)} | keys(section, name, data)
+    if way == "module":
+        own = {"module": Key(str)} | keys_of(factory(given["module"]), "sample_shape")
+    else:
+        own = {"scale": keys_of(Federation.scaled)["how"]} | HELD_OUT
+        if way == "files":
+            own = {"files": Key(str | list[str])} | keys_of(Federation.from_files, "paths", "dtype") | own
+        else:
+            own = {"file": Key(str)} | keys_of(Federation.from_frame, "frame", "dtype") | own
+    return f"{path} with {way}", own
+
+
+def factory(spec: Any) -> Callable[..., Any]:
+    """The user's own function or class behind "package.module:name"."""
+    if not isinstance(spec, str):
+        raise FedsaddleError(f'model.module: must be text such as "module:factory", got {quoted(spec)}')
+    module, _, name = spec.partition(":")
+    if not (module and name):
+        raise FedsaddleError(f'model.module: must be "module:factory", got {quoted(spec)}')
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # as `python -m` does, but behind everything that is installed
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # the user's module may raise anything
+        raise FedsaddleError(
+            f"model.module: cannot import {spec} ({type(error).__name__}: {first_line(error)}); "
+            "it must be importable from the current folder"
+        ) from error
+    if not callable(found):
+        raise FedsaddleError(f"model.module: {spec} must be a function or class that returns a module")
+    return found  # type: ignore[no-any-return]
+
+
+# ------------------------------------------------------------------------------------------------ in words
+
+_WORDS = {
+    Any: "any value",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "text",
+    os.PathLike: "text",
+    NoneType: '"none"',
+}
+
+
+def in_words(kind: Any) -> str:
+    """A type for people.
+
+    Example:
+        >>> in_words(float | None)
+        'a number or "none"'
+    """
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        spoken = [a for a in args if a is not NoneType or str not in args]  # where text goes, "none" is text
+        return " or ".join(dict.fromkeys(words for a in spoken if (words := in_words(a))))
+    if origin is Literal:
+        return " or ".join(map(quoted, args))
+    if args and origin not in _WORDS:  # Sequence, Iterable
+        return f"a list [{in_words(args[0])}, ...]"
+    return _WORDS.get(origin or kind, "")  # "" for what a TOML file cannot hold, such as torch.dtype
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint at the nearest known name; "" when none is near."""
+    near = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def unknown_key(path: str, key: str, what: str, known: Collection[str], takes: str) -> NoReturn:
+    """Refuse a key or section, with the nearest that there is and all."""
+    hint = did_you_mean(key, known)
+    hint = f", {hint}" if hint else ";"
+    raise FedsaddleError(
+        f"{path}{to_key(key)}: unknown {what}{hint} {takes} {', '.join(known) or 'no other key'}"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line."""
+    return (str(error).strip().splitlines() or ["no reason given"])[0][:200]

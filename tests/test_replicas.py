@@ -1,0 +1,122 @@
+"""Replicas: each trajectory equals that of its own single run."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedsaddle as fs
+from fedsaddle.algorithms import (
+    CODA,
+    CODASCA,
+    NPA,
+    SCAFFOLD,
+    CODAPlus,
+    FedAvg,
+    FedProx,
+    LocalSGDA,
+    PublishedCODASCA,
+)
+from fedsaddle.errors import Diverged, FedsaddleError
+from fedsaddle.replicas import run_all, run_together, stackable
+
+STAGES = dict(stage_rounds=3, lr_decay=0.5, gamma=0.1)
+POINTS = [(0.05, 0), (0.02, 0), (0.05, 7)]  # (lr, seed)
+CASES = {
+    "local_sgda": lambda lr: LocalSGDA(lr=lr, lr_dual=2 * lr, local_steps=3),
+    "fedavg": lambda lr: FedAvg(lr=lr, local_steps=3, weights="samples"),
+    "fedprox": lambda lr: FedProx(lr=lr, local_steps=3, mu=lr),
+    "scaffold": lambda lr: SCAFFOLD(lr=lr, local_steps=3, server_lr=1 + lr),
+    "npa": lambda lr: NPA(lr=lr, **STAGES),
+    "coda": lambda lr: CODA(lr=lr, local_steps=3, dual_samples=6, **STAGES),
+    "coda_plus": lambda lr: CODAPlus(lr=lr, local_steps=3, **{**STAGES, "gamma": lr}),
+    "codasca": lambda lr: CODASCA(lr=lr, local_steps=3, **STAGES),
+    "codasca_as_published": lambda lr: PublishedCODASCA(lr=lr, local_steps=3, clip=1 + lr, **STAGES),
+}
+
+
+@pytest.fixture(scope="module")
+def federation() -> fs.Federation:
+    rng = np.random.default_rng(0)
+    sizes = [9, 20, 4, 13, 30, 11]
+    x, y = rng.standard_normal((sum(sizes), 4)), rng.integers(0, 2, sum(sizes))
+    y[:9] = 1  # a client with one class
+    return fs.Federation.from_arrays(x, y, clients=np.repeat(np.arange(6), sizes)).holdout(0.3)
+
+
+def _run(name: str, lr: float, seed: int, federation: fs.Federation, **options) -> fs.Run:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    problem = fs.ERM(model) if name in ("fedavg", "fedprox") else fs.AUC(model)
+    arguments = dict(rounds=8, batch_size=5, dtype="float64", seed=seed, eval_every=4) | options
+    return fs.train(problem, CASES[name](lr), federation, **arguments)
+
+
+def test_every_algorithm_is_here() -> None:
+    assert CASES.keys() == fs.algorithms.ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize("participation", [fs.Full(), fs.Uniform(3)], ids=["full", "uniform"])
+@pytest.mark.parametrize("name", CASES)
+def test_replicas_equal_single_runs(
+    name: str, participation: fs.Participation, federation: fs.Federation
+) -> None:
+    runs = [_run(name, *point, federation, participation=participation) for point in POINTS]
+    run_together(runs)
+    for run, point in zip(runs, POINTS, strict=True):
+        single = _run(name, *point, federation, participation=participation)
+        np.testing.assert_allclose(run.z, single.z, rtol=0, atol=1e-12)
+        for a, b in zip(run.records, single.records, strict=True):
+            assert a.get("clients") == b.get("clients")
+            a, b = ({k: v for k, v in r.items() if k not in ("seconds", "clients")} for r in (a, b))
+            assert a == pytest.approx(b, abs=1e-10)
+        assert run.summary()["communication"] == single.summary()["communication"]
+    assert not torch.equal(runs[0].z, runs[1].z) and not torch.equal(runs[0].z, runs[2].z)
+
+
+def test_replicas_on_the_quadratic_reach_the_saddle() -> None:
+    clients = fs.quadratic_federation(clients=5, dim_x=4, dim_y=3)
+    runs = [
+        fs.train(
+            fs.QuadraticSaddle(4, 3), CODASCA(lr=lr, local_steps=10), clients, rounds=400, dtype="float64"
+        )
+        for lr in (0.05, 0.03)
+    ]
+    run_together(runs)
+    assert all(run.metrics["distance"] < 1e-10 for run in runs)
+
+
+def test_a_diverging_replica_does_not_stop_the_others(federation: fs.Federation, tmp_path) -> None:
+    runs = [_run("coda_plus", lr, 0, federation, out=tmp_path / str(lr)) for lr in (1e30, 0.05)]
+    run_together(runs)
+    with pytest.raises(Diverged, match=r"lr is 1e\+30"):
+        _ = runs[0].metrics
+    assert runs[1].metrics["auc"] is not None
+    assert (tmp_path / "0.05/result.json").exists() and not (tmp_path / "1e+30/result.json").exists()
+
+
+def test_what_cannot_be_stacked_says_why(federation: fs.Federation) -> None:
+    a = _run("codasca", 0.05, 0, federation)
+    for other, reason in [
+        (_run("scaffold", 0.05, 0, federation), "algorithms differ"),
+        (_run("codasca", 0.05, 0, federation, batch_size=4), "batch size"),
+        (_run("codasca", 0.05, 0, federation, rounds=9), "rounds differs"),
+        (_run("codasca", 0.05, 0, federation, participation=fs.Full(failure=0.1)), "participation differs"),
+        (fs.train(fs.AUC(nn.Linear(4, 1)), CASES["codasca"](0.05), federation, rounds=8, batch_size=5, dtype="float64",
+                  eval_every=4), "problems differ"),
+    ]:  # fmt: skip
+        assert reason in (stackable([a, other]) or "")
+        with pytest.raises(FedsaddleError, match="cannot be computed together"):
+            run_together([a, other])
+
+
+def test_run_all_groups_what_fits(federation: fs.Federation) -> None:
+    runs = [_run("codasca", *p, federation) for p in POINTS] + [_run("scaffold", 0.05, 0, federation)]
+    runs += [_run("coda_plus", 1e30, 0, federation)]
+    run_all(runs)
+    for run, (name, lr, seed) in zip(
+        runs, [*(("codasca", *p) for p in POINTS), ("scaffold", 0.05, 0)], strict=False
+    ):
+        np.testing.assert_allclose(run.z, _run(name, lr, seed, federation).z, rtol=0, atol=1e-12)
+    with pytest.raises(Diverged):
+        runs[-1].finish()
