@@ -21,9 +21,9 @@ import fedsaddle as fs
 from fedsaddle import schema
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.config import Config, dump, load, resolve
-from fedsaddle.toml import to_toml
 from fedsaddle.data import load as load_dataset
 from fedsaddle.participation import PARTICIPATION
+from fedsaddle.toml import to_toml
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -360,7 +360,7 @@ def test_scales(sites: Path, how: str, low: float, high: float) -> None:
 def test_a_scale_that_is_none_of_them_and_a_constant_column() -> None:
     made = fs.Federation.from_arrays([[1.0, 3.0], [2.0, 3.0]], [0, 1], clients=["a", "b"])
     assert made.scaled("symmetric").data["x"].tolist() == [[-1.0, 0.0], [1.0, 0.0]]
-    with pytest.raises(fs.FedsaddleError, match="scaled: how must be 'none', 'unit', .*, got 'log'"):
+    with pytest.raises(fs.FedsaddleError, match=r"scaled: how must be 'none', 'unit', .*, got 'log'"):
         made.scaled("log")  # type: ignore[arg-type]
 
 

@@ -186,7 +186,8 @@ def ownership(counts: Array, names: Sequence[str], classes: Sequence[str] | None
     as_map = labelled and (n > _MAP_CLIENTS or counts.shape[1] > _HUES)
     some = [names[i] for i in shown]
     data, layout, _ = _owned(counts[shown], some, classes or ["samples"], along=False, as_map=as_map)
-    layout |= {"title": {"text": title}, "legend": {"title": {"text": "class"}}, "showlegend": labelled}
+    layout |= {"title": {"text": title}, "showlegend": labelled}
+    layout["legend"] = {"title": {"text": "class"}, "traceorder": "normal"}
     return _notebook("plot", data, layout)
 
 
@@ -446,9 +447,10 @@ def _owned(
 
 def _clients(names: Sequence[str]) -> Record:
     """An axis of clients; where there is no room for their names, hovering shows them."""
+    named = len(names) <= _NAMED_CLIENTS
     return {
-        "tickvals": list(range(len(names))), "ticktext": [_short(name) for name in names], "showgrid": False,
-        "zeroline": False, "showticklabels": len(names) <= _NAMED_CLIENTS,
+        "tickvals": list(range(len(names))), "ticktext": [_short(name) for name in names], "showticklabels": named,
+        "ticks": "outside" if named else "", "showgrid": False, "zeroline": False,
     }  # fmt: skip
 
 

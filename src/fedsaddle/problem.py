@@ -251,6 +251,7 @@ class ModelProblem(Problem):
         x = federation.data["x"][:2].to("cpu", w.dtype).unsqueeze(0)
         try:
             with torch.no_grad():
+                self.check_outputs(self.outputs(w, x).shape[-1], federation)
                 self.scores(w, x)
         except FedsaddleError:
             raise
@@ -259,6 +260,9 @@ class ModelProblem(Problem):
             raise FedsaddleError(
                 f"model: does not take samples of shape {tuple(x.shape[2:])} ({reason})"
             ) from error
+
+    def check_outputs(self, n: int, federation: Federation) -> None:
+        """Refuse a model with a wrong number of outputs."""
 
     def outputs(self, z: Tensor, x: Tensor) -> Tensor:
         """The model's outputs [..., S, B, outputs] at the weights within z [..., S, d]."""

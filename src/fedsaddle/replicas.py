@@ -75,7 +75,9 @@ def stack_algorithms(algorithms: Sequence[Algorithm], like: Tensor) -> Algorithm
     for f in fields(stacked):
         values = [getattr(a, f.name) for a in algorithms]
         if any(v != values[0] for v in values):
-            object.__setattr__(stacked, f.name, torch.tensor(values, dtype=torch.float64).to(like).view(-1, 1, 1))
+            object.__setattr__(
+                stacked, f.name, torch.tensor(values, dtype=torch.float64).to(like).view(-1, 1, 1)
+            )
     return stacked
 
 

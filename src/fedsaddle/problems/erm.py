@@ -92,19 +92,18 @@ class ERM(ModelProblem):
         return torch.cat(parts).double()
 
     def check(self, federation: Federation) -> None:
-        super().check(federation)
-        if federation.data["y"].is_floating_point() and self.loss != "squared":
+        if "y" in federation.data and federation.data["y"].is_floating_point() and self.loss != "squared":
             raise FedsaddleError(
                 f"ERM: loss {self.loss!r} needs classes, but y holds real numbers; use loss='squared'"
             )
-        if self.loss == "cross_entropy":
-            z = self.init().unsqueeze(0)
-            n = self.outputs(z, federation.data["x"][:1].to("cpu", z.dtype).unsqueeze(0)).shape[-1]
-            if n != len(federation.classes):
-                raise FedsaddleError(
-                    f"ERM: loss 'cross_entropy' needs a model with one output a class ({len(federation.classes)}), got {n}; "
-                    "give it that many, or use loss='logistic' with one output"
-                )
+        super().check(federation)
+
+    def check_outputs(self, n: int, federation: Federation) -> None:
+        if self.loss == "cross_entropy" and n != len(federation.classes):
+            raise FedsaddleError(
+                f"ERM: loss 'cross_entropy' needs a model with one output a class ({len(federation.classes)}), got {n}; "
+                "give it that many, or use loss='logistic' with one output"
+            )
 
     def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> Evaluation:
         loss, F = metrics.objective(self, z, splits["train"])

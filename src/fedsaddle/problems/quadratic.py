@@ -98,6 +98,7 @@ def quadratic_federation(
 
     Args:
         clients: N.
+        dim_x, dim_y: dimensions of x and y.
         samples: tuples a client.
         heterogeneity: how far the clients' objectives differ; 0 makes them equal.
         noise: spread of the linear terms between a client's own samples.
