@@ -17,7 +17,6 @@ import torch
 
 import fedsaddle as fs
 from fedsaddle.cohort import Batching
-from fedsaddle.engines import ENGINES
 from fedsaddle.engines.simulation import Simulation
 
 CLIENTS, SAMPLES, FEATURES = 100, 300, 123
@@ -40,7 +39,7 @@ class Turn:
         torch.manual_seed(0)
         problem = fs.AUC(torch.nn.Linear(FEATURES, 1), p=0.15)
         self.algorithm = fs.CODASCA(lr=0.05, local_steps=20)
-        chunk = ENGINES[engine].chunk
+        chunk = 1 if engine == "serial" else None
         self.clients = Simulation(problem, federation(), fs.Uniform(20), batching=Batching(32), chunk=chunk)
         z = self.clients.problem.init().unsqueeze(0)
         self.state = self.algorithm.init(z, self.clients.problem)

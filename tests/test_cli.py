@@ -518,7 +518,10 @@ def test_a_defect_is_not_hidden(fedsaddle: Command, monkeypatch: pytest.MonkeyPa
 
 def process(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command, pipe = [sys.executable, "-m", "fedsaddle", *arguments], subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, text=True, stdout=pipe, stderr=pipe)
+    heed = lambda: signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # a background job inherits that it is ignored
+    return subprocess.Popen(command, cwd=folder, text=True, stdout=pipe, stderr=pipe, preexec_fn=heed)
 
 
 def finished(running: subprocess.Popen[str]) -> Done:

@@ -7,6 +7,8 @@ differentiates.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -42,6 +44,7 @@ class Cohort:
         key: hash of (seed, round, phase), from which minibatches are drawn (`sampling.keys`).
         batching: minibatch size and sampling.
         dtype: the precision of the run.
+        longest: no client has more samples than this (asking the device would stall it).
     """
 
     def __init__(
@@ -55,12 +58,37 @@ class Cohort:
         key: Tensor,
         batching: Batching,
         dtype: torch.dtype,
+        longest: int,
     ) -> None:
         self.problem, self.ids, self.memory = problem, ids, memory
         self.sizes = sizes
-        self._data, self._first, self._key, self._batching = data, first.unsqueeze(-1), key, batching
+        self._data, self._first, self._key, self._batching = data, first, key, batching
+        self.compile = False  # whether `scan` compiles its step
+        self._longest = longest if sizes.is_cuda else int(sizes.max())
         self._drawn = 0  # steps whose minibatches were drawn; a second scan goes on with fresh ones
         self._like = torch.empty(0, dtype=dtype, device=ids.device)
+
+    def inputs(self) -> tuple[Any, ...]:
+        """Everything about these clients that changes from phase to phase."""
+        return self.ids, self._first, self.sizes, self.memory, self._key
+
+    def at(self, inputs: tuple[Any, ...]) -> Cohort:
+        """A cohort on the same data with other `inputs`."""
+        ids, first, sizes, memory, key = inputs
+        other = Cohort(
+            self.problem,
+            ids,
+            self._data,
+            first,
+            sizes,
+            memory,
+            key,
+            self._batching,
+            self._like.dtype,
+            self._longest,
+        )
+        other.compile = self.compile
+        return other
 
     # ---- where a batch comes from ------------------------------------------------------------------------
 
@@ -69,7 +97,7 @@ class Cohort:
         carry = tree_map(self.each, carry)
         size, sampling = self._batching
         if size is None:
-            batch = next(self._pieces(int(self.sizes.max())))
+            batch = next(self._pieces(self._longest))
             for _ in range(steps):
                 carry = step(carry, batch)
             return carry
@@ -78,18 +106,23 @@ class Cohort:
         for start in range(self._drawn, end, at_once):
             todo = range(start, min(start + at_once, end))
             rows, w = minibatches(self._key, todo, self.ids, self.sizes, size, sampling)
-            rows, w = rows + self._first, w.to(self._like)
+            rows, w = rows + self._first.unsqueeze(-1), w.to(self._like)
+
+            def on_rows(carry: Any, rows: Tensor, w: Tensor = w) -> Any:
+                return step(carry, Batch(self._take(rows), w))
+
+            run = compile_step(on_rows) if self.compile else on_rows
             for t in range(len(todo)):
-                carry = step(carry, Batch(self._take(rows[t]), w))
+                carry = run(carry, rows[t])
         self._drawn += steps
         return carry
 
     def batch(self, size: int) -> Batch:
         """One minibatch of its own size, drawn without replacement."""
-        size = min(size, int(self.sizes.max()))
+        size = min(size, self._longest)
         t, self._drawn = self._drawn, self._drawn + 1
         rows, w = minibatches(self._key, range(t, t + 1), self.ids, self.sizes, size, "without_replacement")
-        return Batch(self._take(rows[0] + self._first), w.to(self._like))
+        return Batch(self._take(rows[0] + self._first.unsqueeze(-1)), w.to(self._like))
 
     def everything(self) -> Iterator[Batch]:
         """All local samples in pieces; each sample weighs 1/n_i over the pieces together."""
@@ -98,11 +131,10 @@ class Cohort:
 
     def _pieces(self, length: int) -> Iterator[Batch]:
         n = self.sizes.unsqueeze(-1)
-        longest = int(n.max())
-        for start in range(0, longest, length):
-            rows = torch.arange(start, min(start + length, longest), device=n.device)
+        for start in range(0, self._longest, length):
+            rows = torch.arange(start, min(start + length, self._longest), device=n.device)
             w = (rows < n) / n.to(self._like)
-            yield Batch(self._take(torch.minimum(rows, n - 1) + self._first), w)
+            yield Batch(self._take(torch.minimum(rows, n - 1) + self._first.unsqueeze(-1)), w)
 
     def _take(self, rows: Tensor) -> dict[str, Tensor]:
         flat = rows.reshape(-1)
@@ -148,5 +180,25 @@ class Cohort:
     def vector(self, x: float | Tensor, y: float | Tensor) -> Tensor:
         """The vector [d] with x at the primal and y at the dual entries; replicas' numbers [R, 1, 1] give [R, 1, d]."""
         on_x = torch.arange(self.problem.n_x + self.problem.n_y, device=self._like.device) < self.problem.n_x
-        x, y = (v if isinstance(v, Tensor) else self._like.new_tensor(v) for v in (x, y))
+        x, y = (v if isinstance(v, Tensor) else self._like.new_full((), v) for v in (x, y))
         return torch.where(on_x, x, y)
+
+
+def compile_step(step: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
+    """torch.compile of a local step; eager, with a warning, where there is no compiler."""
+    if not _can_compile():
+        return step
+    return torch.compile(step, dynamic=False)
+
+
+@functools.cache
+def _can_compile() -> bool:
+    try:
+        torch.compile(lambda x: x + 1)(torch.zeros(1))
+        return True
+    except Exception as error:  # whatever is missing: a C++ compiler, Triton, a supported platform
+        reason = str(error).partition("\n")[0]
+        warnings.warn(
+            f"compile: not available here, running eagerly ({type(error).__name__}: {reason})", stacklevel=3
+        )
+        return False

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedsaddle import models
+from fedsaddle.convolution import matrix_convolutions
 from fedsaddle.errors import FedsaddleError
 
 if TYPE_CHECKING:
@@ -65,6 +66,11 @@ class Problem(ABC):
         The clients' losses are summed before differentiating: client i's loss depends on row i of z alone, so one
         backward pass gives all S gradients.
         """
+        if (
+            torch.compiler.is_compiling()
+        ):  # the compiler follows torch.func; eagerly, autograd costs less a call
+            F = torch.func.grad(lambda z: (self.losses(z, batch.data) * batch.w).sum())(z)
+            return torch.cat([F[..., : self.n_x], -F[..., self.n_x :]], dim=-1)
         with torch.enable_grad():
             z = z.detach().requires_grad_()
             (F,) = torch.autograd.grad((self.losses(z, batch.data) * batch.w).sum(), z)
@@ -151,6 +157,10 @@ class FlatModel:
         out: Tensor = functional_call(self.module, self._parameters(w), (x,), tie_weights=False)
         return out
 
+    def _matrix(self, w: Tensor, x: Tensor) -> Tensor:
+        with matrix_convolutions():
+            return self._one(w, x)
+
     def __call__(self, w: Tensor, x: Tensor) -> Tensor:
         """Outputs for each client's own parameters: w [..., S, n], x [..., S, B, ...] -> [..., S, B, outputs].
 
@@ -160,7 +170,9 @@ class FlatModel:
         if lead.numel() == 1:
             out = self._one(w.reshape(-1), x.reshape(x.shape[len(lead) :])).unsqueeze(0)
         else:
-            batched = vmap(self._one) if self._dense is None else self._dense_layers
+            batched = (
+                vmap(self._matrix if w.is_cuda else self._one) if self._dense is None else self._dense_layers
+            )
             out = batched(w.reshape(-1, self.n), x.reshape(-1, *x.shape[len(lead) :]))
         if out.ndim == 2:  # a module that returns [B] has one output
             out = out.unsqueeze(-1)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from fedsaddle.algorithms.base import Algorithm
-from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.participation import Full, Participation, Uniform
 from fedsaddle.problem import tree_map
@@ -33,7 +32,7 @@ def stackable(runs: Sequence[Run]) -> str | None:
             if getattr(run, name) is not getattr(first, name) and getattr(run, name) != getattr(first, name):
                 return f"{name} differs"
         mine, other = run.clients, first.clients
-        if (mine.batching, mine.device, mine.dtype) != (other.batching, other.device, other.dtype):
+        if (mine.batching, run.machine) != (other.batching, first.machine):
             return "batch size, sampling, device or precision differ"
         if not _same(run.problem, first.problem):
             return "problems differ"
@@ -92,14 +91,12 @@ def run_together(runs: Sequence[Run]) -> None:
     started, first = time.perf_counter(), runs[0]
     problem = first.problem.prepare(first.clients)
     constants = {f.name: getattr(problem, f.name) for f in fields(problem) if f.name != "model"}
-    clients = Simulation(
+    clients = first.machine.simulation(
         problem,
         first.federation,
         first.clients.participation,
-        batching=first.clients.batching,
-        seeds=[run.seed for run in runs],
-        device=first.clients.device,
-        dtype=first.clients.dtype,
+        first.clients.batching,
+        [run.seed for run in runs],
     )
     z = torch.stack([run.problem.init().to(clients.device, clients.dtype) for run in runs]).unsqueeze(
         1

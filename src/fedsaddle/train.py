@@ -14,10 +14,10 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from fedsaddle.algorithms.base import Algorithm
 from fedsaddle.clients import BYTES_PER_NUMBER, Clients, NobodyAnswered, PhaseTraffic
 from fedsaddle.cohort import Batching
 from fedsaddle.engines import ENGINES
+from fedsaddle.engines.execution import PRECISIONS
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.federation import Federation
@@ -56,6 +57,9 @@ def train(
     eval_every: int | None = None,
     device: str = "cpu",
     dtype: str | torch.dtype = "float32",
+    precision: str = "full",
+    compile: bool = False,
+    chunk: int | None = None,
     out: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Run:
@@ -72,7 +76,10 @@ def train(
         engine: "stacked" (fast) or "serial" (one client at a time).
         seed: of minibatches and participation; the model brings its own initial parameters.
         eval_every: rounds between evaluations; by default about fifty in a run.
-        device, dtype: where and in what precision it is computed.
+        device, dtype: where it is computed, and the precision of all state (float32 or float64).
+        precision: of matrix products: "full", "tf32" (NVIDIA) or "bf16"; state and losses stay in dtype.
+        compile: compile the local step (half a minute once, then faster on small models and on GPUs).
+        chunk: clients computed at once, where a whole cohort does not fit into memory; changes nothing else.
         out: a folder for history.jsonl, result.json and model.safetensors; must not hold a run already.
         progress: a progress bar on stderr; by default when that is a terminal.
 
@@ -85,9 +92,29 @@ def train(
         True
     """
     return Run(
-        problem, algorithm, federation, rounds, participation or Full(), Batching(batch_size, sampling), engine, seed,
-        eval_every, torch.device(device), _dtype(dtype), Path(out) if out is not None else None, progress,
+        problem, algorithm, federation, rounds, participation or Full(), Batching(batch_size, sampling), seed, eval_every,
+        Machine(engine, torch.device(device), _dtype(dtype), precision, compile, chunk),
+        Path(out) if out is not None else None, progress,
     )  # fmt: skip
+
+
+class Machine(NamedTuple):
+    """Where and how a run is computed; none of it changes minibatches."""
+
+    engine: str
+    device: torch.device
+    dtype: torch.dtype
+    precision: str
+    compile: bool
+    chunk: int | None
+
+    def simulation(self, problem: Problem, federation: Federation, participation: Participation, batching: Batching,
+                   seeds: Sequence[int]) -> Simulation:  # fmt: skip
+        chunk = 1 if self.engine == "serial" else self.chunk
+        return Simulation(
+            problem, federation, participation, batching=batching, seeds=seeds, chunk=chunk, device=self.device,
+            dtype=self.dtype, compile=self.compile, precision=self.precision,
+        )  # fmt: skip
 
 
 class Run:
@@ -101,11 +128,9 @@ class Run:
         rounds: int,
         participation: Participation,
         batching: Batching,
-        engine: str,
         seed: int,
         eval_every: int | None,
-        device: torch.device,
-        dtype: torch.dtype,
+        machine: Machine,
         out: Path | None,
         progress: bool | None,
     ) -> None:
@@ -116,7 +141,13 @@ class Run:
         _require(
             "sampling", batching.sampling in SAMPLINGS, f"one of {', '.join(SAMPLINGS)}", batching.sampling
         )
-        _require("engine", engine in ENGINES, f"one of {', '.join(ENGINES)}", engine)
+        _require("engine", machine.engine in ENGINES, f"one of {', '.join(ENGINES)}", machine.engine)
+        _require(
+            "precision", machine.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}", machine.precision
+        )
+        _require(
+            "chunk", machine.chunk is None or machine.chunk >= 1, ">= 1 (or None for all)", machine.chunk
+        )
         _require("eval_every", eval_every is None or eval_every >= 1, ">= 1", eval_every)
         _require("seed", seed >= 0, ">= 0", seed)
         if federation.n_clients < 2 or not federation.sizes.all():
@@ -135,12 +166,10 @@ class Run:
         participation.validate(federation.n_clients)
         self.algorithm, self.federation, self.rounds, self.seed = algorithm, federation, rounds, seed
         self.eval_every = eval_every or max(1, rounds // 50)
-        self.clients = Simulation(
-            problem, federation, participation, batching=batching, seeds=[seed], chunk=ENGINES[engine].chunk, device=device,
-            dtype=dtype,
-        )  # fmt: skip
+        self.machine = machine
+        self.clients = machine.simulation(problem, federation, participation, batching, [seed])
         parts = {"train": federation, "valid": federation.valid, "test": federation.test}
-        self._splits = {k: Split(v, device, dtype) for k, v in parts.items() if v is not None}
+        self._splits = {k: Split(v, machine.device, machine.dtype) for k, v in parts.items() if v is not None}
         self.config: Record = {
             "problem": describe(problem),
             "algorithm": describe(algorithm),
@@ -149,11 +178,14 @@ class Run:
                 "rounds": rounds,
                 "batch_size": batching.size,
                 "sampling": batching.sampling,
-                "engine": engine,
+                "engine": machine.engine,
                 "seed": seed,
                 "eval_every": self.eval_every,
-                "device": str(device),
-                "dtype": str(dtype).removeprefix("torch."),
+                "device": str(machine.device),
+                "dtype": str(machine.dtype).removeprefix("torch."),
+                "precision": machine.precision,
+                "compile": machine.compile,
+                "chunk": machine.chunk,
             },
             "federation": {"clients": federation.n_clients, "samples": federation.n_samples},
         }

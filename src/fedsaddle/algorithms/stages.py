@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,8 +85,9 @@ class Stagewise(Algorithm):
 
     @property
     def proximal(self) -> bool:
-        """Whether stages have a prox term."""
-        return bool(torch.as_tensor(self.gamma).any())
+        """Whether stages have a prox term; replicas that differ in gamma (a tensor then) do."""
+        gamma: Any = self.gamma
+        return isinstance(gamma, Tensor) or gamma != 0
 
     def lr_at(self, stage: int) -> float:
         return self.lr * self.lr_decay**stage

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedsaddle import sampling
 from fedsaddle.clients import Clients, ClientWorkError, Work
 from fedsaddle.cohort import Batching, Cohort
+from fedsaddle.engines.execution import Execution
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.participation import Draw, Participation
@@ -29,6 +30,7 @@ class Simulation(Clients):
 
     Args:
         seeds: one, or those of R replicas that are computed together.
+        compile, graph, precision: how work is executed, see `Execution`.
         chunk: how many clients (of all replicas) are computed at once; None for the whole cohort.
     """
 
@@ -41,19 +43,25 @@ class Simulation(Clients):
         batching: Batching = Batching(),
         seeds: Sequence[int] = (0,),
         chunk: int | None = None,
+        compile: bool = False,
+        graph: bool | None = None,
+        precision: str = "full",
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(federation.sizes, participation, seeds)
         self.device, self.dtype = torch.device(device), dtype
-        longest = int(federation.sizes.max())
+        self._longest = int(federation.sizes.max())
         if batching.size is not None and batching.sampling == "without_replacement":
-            batching = batching._replace(size=min(batching.size, longest))  # more slots would stay empty
+            batching = batching._replace(
+                size=min(batching.size, self._longest)
+            )  # more slots would stay empty
         self.batching = batching
         self.problem = problem.to(self.device, dtype)
         self.data = federation.on_device(self.device, dtype)
         self._first = federation.offsets[:-1].to(self.device)
         self._sizes = federation.sizes.to(self.device)
+        self._execute = Execution(self.device, compile, graph, precision)
         self._chunk = max(1, chunk // len(self.seeds)) if chunk else self.n_clients
         self._blank: Any = None  # what a client remembers before its first work, every tensor [1, k]
         self.memory: Any = None  # what every client remembers, every tensor [N, k] ([R, N, k])
@@ -97,6 +105,7 @@ class Simulation(Clients):
             key=sampling.keys(run, self.device),
             batching=self.batching,
             dtype=self.dtype,
+            longest=self._longest,
         )
 
     def _run(self, work: Work, message: Any, who: Draw, phase: int) -> Iterator[tuple[np.ndarray, Any]]:
@@ -105,8 +114,7 @@ class Simulation(Clients):
             at = answering[start : start + self._chunk]
             cohort = self.cohort(torch.as_tensor(who.ids[..., at], device=self.device), phase)
             try:
-                with torch.no_grad():
-                    reply, memory = work(cohort, message)
+                reply, memory = self._execute(work, message, cohort)
             except FedsaddleError:
                 raise
             except Exception as error:

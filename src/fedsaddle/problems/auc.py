@@ -118,6 +118,12 @@ class AUC(ModelProblem):
 
     def field(self, z: Tensor, batch: Batch) -> Tensor:
         """As `Problem.field`; derivatives by h, a, b and alpha are written out, which halves the cost on small models."""
+        if torch.compiler.is_compiling():  # the compiler does that itself
+            F = super().field(z, batch)
+            if self.dual == "margin":
+                share = batch.w.sum(-1, keepdim=True)
+                F = torch.cat([F[..., :-1], self._margin_step(z) * share], dim=-1)
+            return F
         with torch.enable_grad():
             w = z[..., : self.flat.n].detach().requires_grad_()
             scores = self.scores(w, batch.data["x"])
@@ -136,8 +142,11 @@ class AUC(ModelProblem):
         if self.dual == "gradient":
             minus_dalpha = 2 * p * (1 - p) * alpha * share - (coupling * h).sum(-1, keepdim=True)
         else:  # the public code's dual step, not dF/dA
-            minus_dalpha = (2 * alpha - 2 * (self.margin + z[..., -2:-1] - z[..., -3:-2])) * share
+            minus_dalpha = self._margin_step(z) * share
         return torch.cat([dw, da, db, minus_dalpha], dim=-1)
+
+    def _margin_step(self, z: Tensor) -> Tensor:
+        return 2 * z[..., -1:] - 2 * (self.margin + z[..., -2:-1] - z[..., -3:-2])
 
     def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
         if self.dual == "margin":
