@@ -94,7 +94,7 @@ class Cohort:
 
     def scan(self, step: Step, carry: Any, steps: int) -> Any:
         """The local loop: `carry = step(carry, batch)` for `steps` fresh minibatches; tensors of carry [S or 1, k]."""
-        carry = tree_map(self.each, carry)
+        carry = tree_map(lambda v: self.each(v).contiguous(), carry)  # one layout, so that steps compile once
         size, sampling = self._batching
         if size is None:
             batch = next(self._pieces(self._longest))
@@ -188,6 +188,8 @@ def compile_step(step: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], 
     """torch.compile of a local step; eager, with a warning, where there is no compiler."""
     if not _can_compile():
         return step
+    # one version for each shape, stage and algorithm of a process; past the limit the compiler gives up in silence
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     return torch.compile(step, dynamic=False)
 
 

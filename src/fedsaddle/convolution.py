@@ -31,15 +31,26 @@ def patches_times_kernels(
         low = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(low), weight.to(low)
     (s_h, s_w), (p_h, p_w) = _pair(stride), _pair(padding)
-    out_channels, channels, k_h, k_w = weight.shape
+    k_h, k_w = weight.shape[2:]
     x = x.permute(0, 2, 3, 1)  # [B, H, W, C]
     if p_h or p_w:
         x = functional.pad(x, (0, 0, p_w, p_w, p_h, p_h))
+    kernels = weight.permute(0, 2, 3, 1).flatten(1)  # [O, k_h k_w C]
     if (k_h, k_w) == (1, 1):
-        patches, kernels = x[:, ::s_h, ::s_w], weight.reshape(out_channels, channels)
+        patches = x[:, ::s_h, ::s_w]
+    elif (
+        torch.compiler.is_compiling()
+    ):  # shifted copies: their backward is a fused sum, that of unfold a slow scatter
+        h, w = (x.shape[1] - k_h) // s_h, (x.shape[2] - k_w) // s_w
+        shifts = [(i, j) for i in range(k_h) for j in range(k_w)]
+        patches = torch.cat(
+            [x[:, i : i + h * s_h + 1 : s_h, j : j + w * s_w + 1 : s_w] for i, j in shifts], dim=-1
+        )
     else:
         windows = x.unfold(1, k_h, s_h).unfold(2, k_w, s_w)  # [B, H', W', C, k_h, k_w], a view
-        patches, kernels = windows.flatten(3), weight.reshape(out_channels, -1)
+        patches = windows.permute(0, 1, 2, 4, 5, 3).flatten(
+            3
+        )  # channels innermost: copied in contiguous pieces
     y = patches @ kernels.mT
     return (y if bias is None else y + bias).permute(0, 3, 1, 2)
 
