@@ -234,17 +234,20 @@ def test_show_a_config(fedsaddle: Command) -> None:
 
 
 def test_cite(fedsaddle: Command) -> None:
-    assert fedsaddle("cite", "scaffold").out.startswith("@article{karimireddy2020scaffold,")
+    assert fedsaddle("cite", "scaffold").out.startswith("@inproceedings{karimireddy2020scaffold,")
     everything = fedsaddle("cite").out
     assert everything.startswith("@software{fedsaddle,")
-    assert everything.count("@article{") == len({a.cites.key for a in ALGORITHMS.values()})
+    assert everything.count("@inproceedings{") == len({a.cites.key for a in ALGORITHMS.values()})
 
 
-def test_reproduce(fedsaddle: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reproduce(fedsaddle: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     called = []
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "table.md").write_text("a table")
     monkeypatch.setattr(cli, "experiments", lambda: {"paper/figure": "What it shows"})
-    monkeypatch.setattr(cli, "run_experiment", lambda *given: called.append(given) or Path("here"))
-    assert fedsaddle("reproduce", "paper/figure", "--quick").out == "here\n"
+    monkeypatch.setattr(cli, "run_experiment", lambda *given: called.append(given) or here)
+    assert fedsaddle("reproduce", "paper/figure", "--quick").out == f"a table\n{here}: table.md\n"
     assert called == [("paper/figure", True, None)]
     done = fedsaddle("reproduce", "paper/figur")
     assert (done.code, done.err) == (
@@ -294,7 +297,7 @@ MISTAKES = {  # what is set on TABLE -> what the line says
     "one client": (["partition.clients=1"], "a federation needs at least 2 clients, got 1"),
     "batch of 0": (["train.batch_size=0"], "batch_size must be >= 1"),
     "no rounds": (["train.rounds=0"], "rounds must be >= 1, got 0"),
-    "unknown engine": (["train.engine=fast"], "engine must be one of stacked, serial, got fast"),
+    "unknown engine": (["train.engine=fast"], "engine must be one of stacked, serial, torchrun, got fast"),
     "unknown device": (["train.device=quantum"], "train.device: 'quantum' cannot be used"),
     "unknown precision": (["train.dtype=float16"], "dtype must be float32 or float64, got float16"),
     "negative seed": (["train.seed=-1"], "seed must be >= 0, got -1"),

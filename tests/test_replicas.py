@@ -95,12 +95,19 @@ def test_a_diverging_replica_does_not_stop_the_others(federation: fs.Federation,
     assert (tmp_path / "0.05/result.json").exists() and not (tmp_path / "1e+30/result.json").exists()
 
 
+def _growing(federation: fs.Federation) -> fs.Run:
+    run = _run("codasca", 0.05, 0, federation)
+    object.__setattr__(run.algorithm, "interval_growth", 1.5)
+    return run
+
+
 def test_what_cannot_be_stacked_says_why(federation: fs.Federation) -> None:
     a = _run("codasca", 0.05, 0, federation)
     for other, reason in [
         (_run("scaffold", 0.05, 0, federation), "algorithms differ"),
         (_run("codasca", 0.05, 0, federation, batch_size=4), "batch size"),
         (_run("codasca", 0.05, 0, federation, rounds=9), "rounds differs"),
+        (_growing(federation), "algorithm.interval_growth differs"),
         (_run("codasca", 0.05, 0, federation, participation=fs.Full(failure=0.1)), "participation differs"),
         (fs.train(fs.AUC(nn.Linear(4, 1)), CASES["codasca"](0.05), federation, rounds=8, batch_size=5, dtype="float64",
                   eval_every=4), "problems differ"),

@@ -99,7 +99,7 @@ def test_report_of_a_run_has_every_part(tmp_path: Path) -> None:
         "CODASCA on AUC",
         "drift_corrected_steps",
         "rounds = 6",
-        "@article{yuan2021federated",
+        "@inproceedings{yuan2021federated",
         "malignant",
     ):
         assert text in page.text

@@ -100,7 +100,7 @@ def test_failures_are_counted_and_left_out(federation: fs.Federation) -> None:
         ({"rounds": 0}, "train: rounds must be >= 1, got 0"),
         ({"batch_size": 0}, "train: batch_size must be >= 1"),
         ({"sampling": "some"}, "train: sampling must be one of"),
-        ({"engine": "warp"}, "train: engine must be one of stacked, serial, got warp"),
+        ({"engine": "warp"}, "train: engine must be one of stacked, serial, torchrun, got warp"),
         ({"dtype": "float16"}, "train: dtype must be float32 or float64"),
         ({"seed": -1}, "train: seed must be >= 0"),
         ({"participation": fs.Uniform(9)}, "Uniform: m must be"),

@@ -1,7 +1,8 @@
 """fedsaddle: learning min-max models over data that cannot be pooled."""
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata as _metadata
 
+from fedsaddle import data
 from fedsaddle.algorithms import (
     CODA,
     CODASCA,
@@ -23,12 +24,12 @@ from fedsaddle.problems import AUC, ERM, Custom, QuadraticSaddle, quadratic_fede
 from fedsaddle.train import Run, train
 
 try:
-    __version__ = version("fedsaddle")
-except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = _metadata.version("fedsaddle")
+except _metadata.PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "unknown"
 
 __all__ = [
     "AUC", "CODA", "CODASCA", "ERM", "NPA", "SCAFFOLD", "Algorithm", "CODAPlus", "Custom", "Cyclic", "FedAvg", "FedProx",
     "Federation", "FedsaddleError", "Full", "Independent", "LocalSGDA", "Markov", "Participation", "Problem",
-    "PublishedCODASCA", "QuadraticSaddle", "Run", "Trace", "Uniform", "group_norm", "quadratic_federation", "train",
+    "PublishedCODASCA", "QuadraticSaddle", "Run", "Trace", "Uniform", "data", "group_norm", "quadratic_federation", "train",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The command line: run, compare, list, show, report, cite, reproduce.
+"""The command line: run, sweep, compare, list, show, report, cite, reproduce.
 
 Results go to stdout and to files, progress and errors to stderr. A user's mistake is one line and exit code 2, Ctrl-C is
 exit code 130.
@@ -21,6 +21,7 @@ from fedsaddle import __version__
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.config import RUN_FILES, dump, load
 from fedsaddle.describe import Kind, described, parameters, summary, things
+from fedsaddle.engines import torchrun
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.problem import ModelProblem
@@ -28,6 +29,7 @@ from fedsaddle.report import write_comparison, write_report
 from fedsaddle.reproduce import experiments
 from fedsaddle.reproduce import reproduce as run_experiment
 from fedsaddle.schema import did_you_mean
+from fedsaddle.sweep import sweep as run_sweep
 from fedsaddle.train import human_bytes
 
 app = typer.Typer(
@@ -89,6 +91,9 @@ def run(
 ) -> None:
     """Train as a config file says, into a new folder."""
     config = load(file, assignments or [])
+    if config.tree["train"]["engine"] == "torchrun" and torchrun.rank() > 0:
+        config.run()  # the first process writes and prints
+        return
     done = config.run(
         out or Path("runs") / config.name, progress=False if quiet else None, numbered=out is None
     )
@@ -101,6 +106,24 @@ def run(
     else:
         _print_result(config.name, done.summary())
         print(f"{folder}: {', '.join(name for name in RUN_FILES if (folder / name).exists())}")
+
+
+@app.command("sweep")
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="A config with a section [sweep].")],
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key; may be repeated.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A folder, also of a sweep to go on with; runs/sweep/NAME."),
+    ] = None,
+) -> None:
+    """Choose hyper-parameters on validation data."""
+    result = run_sweep(file, assignments or [], out)
+    print("\n".join(_aligned(result.table())) + f"\n\n{result.verdict()}\n")
+    written = ("runs.jsonl", "table.md", "results.json", "best.toml", "sweep.html")
+    print(f"{result.out}: {', '.join(name for name in written if (result.out / name).exists())}")
 
 
 @app.command("compare")
@@ -197,14 +220,16 @@ def cite(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="An a
 @app.command("reproduce")
 def reproduce(
     experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="See: fedsaddle list experiments.")],
-    quick: Annotated[bool, typer.Option("--quick", help="A smaller version, in minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A small version that shows that it works.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder for the runs.")] = None,
 ) -> None:
-    """Run a paper's experiment and compare with its numbers."""
+    """Run an experiment of a paper: table, figure, claims judged."""
     known = experiments()
     if experiment not in known:
         raise _unknown("experiment ", experiment, known, "known are " + ", ".join(known))
-    print(run_experiment(experiment, quick, out))
+    folder = run_experiment(experiment, quick, out)
+    print((folder / "table.md").read_text(encoding="utf-8"))
+    print(f"{folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
 
 
 # -------------------------------------------------------------------------------------------- entry, errors
@@ -218,7 +243,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _main(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app)
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
+        warnings.showwarning = lambda message, *_, **__: (
+            _say(f"warning: {message}") if torchrun.rank() == 0 else None
+        )
         try:
             # make_context and invoke, not main(): that one has its own ideas of errors and of Ctrl-C
             with command.make_context("fedsaddle", list(arguments)) as context:
@@ -244,7 +271,8 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def _fail(message: str, error: BaseException, code: int = 2) -> int:
-    _say("; ".join([message, *getattr(error, "__notes__", ())]))
+    if torchrun.first_to_fail():
+        _say("; ".join([message, *getattr(error, "__notes__", ())]))
     return code
 
 

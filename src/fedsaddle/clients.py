@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from fedsaddle.errors import FedsaddleError
 from fedsaddle.participation import Draw, Participation
 from fedsaddle.problem import Problem, tree_map
 
+T = TypeVar("T")
 Work = Callable[[Cohort, Any], tuple[Any, Any]]  # (cohort, message) -> (reply, what the clients remember)
 
 BYTES_PER_NUMBER = 4  # messages are counted as float32, whatever the simulation computes in
@@ -103,6 +104,7 @@ class Clients(ABC):
     """
 
     problem: Problem  # with its constants agreed on
+    writes = True  # whether this process writes the run's files; one does, where several compute it
 
     def __init__(self, sizes: Tensor, participation: Participation, seeds: Sequence[int]) -> None:
         self.n_clients = len(sizes)
@@ -110,6 +112,7 @@ class Clients(ABC):
         self.seeds = tuple(seeds)  # one, or those of R replicas that are computed together
         self.participation = participation
         self.traffic = Traffic()
+        self.spent: dict[str, float] = {}  # where the seconds went, where an engine measures that
         self.failures = 0  # clients that were asked and did not answer, over the run
         self.round = -1  # -1: set-up
         self.has_memory = False
@@ -141,7 +144,7 @@ class Clients(ABC):
             w = torch.as_tensor(counts, dtype=torch.float64)  # [..., S]
             if per_client is not None:
                 w = w * per_client.to("cpu", torch.float64)[torch.as_tensor(ids)]
-            part = tree_map(lambda r, w=w: w.to(r).unsqueeze(-2) @ r, replies)
+            part = tree_map(lambda r, w=w: _weighted_sum(w, r), replies)
             sums = part if sums is None else tree_map(torch.add, sums, part)
             total = total + w.sum(-1)[..., None, None]
             answered += ids.shape[-1]
@@ -203,6 +206,13 @@ class Clients(ABC):
     @abstractmethod
     def rollback(self) -> None:
         """Undo what the current round wrote to the clients' memory."""
+
+    def alone(self, function: Callable[[], T]) -> T:
+        """What a function gives that one process must call for all, such as an evaluation."""
+        return function()
+
+    def failed(self, error: Exception) -> None:
+        """The run ends with this error: tell other processes that compute it."""
 
     @property
     def asked(self) -> list[int]:
@@ -293,6 +303,13 @@ def _stacked(draws: list[Draw]) -> Draw:
             "use Full, Uniform without replacement or Cyclic, without failures"
         )
     return Draw(*(np.stack(parts) for parts in zip(*draws, strict=True)))
+
+
+def _weighted_sum(w: Tensor, r: Tensor) -> Tensor:
+    """Sum of w_i r_i over clients: [..., S], [..., S, k] -> [..., 1, k]."""
+    if r.stride(-2) == 0:  # the same row for every client, which a matrix product would copy S times
+        return w.sum(-1)[..., None, None].to(r) * r[..., :1, :]
+    return w.to(r).unsqueeze(-2) @ r
 
 
 class ClientWorkError(FedsaddleError):

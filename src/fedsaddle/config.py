@@ -49,6 +49,7 @@ import itertools
 import os
 import re
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -131,10 +132,15 @@ class Config:
         name: str = self.tree["name"]
         return name
 
-    def build(self) -> Setup:
-        """Load the data and make the problem, the algorithm and the federation."""
+    def build(self, federation: Federation | None = None) -> Setup:
+        """Load the data and make the problem, the algorithm and the federation.
+
+        Args:
+            federation: what [data], [partition] and [transform] describe, where it is loaded already.
+        """
         tree = self.tree
-        federation = _federation(tree)
+        if federation is None:
+            federation = _federation(tree)
         model = {}
         if "model" in tree:
             with _blamed("model"), torch.random.fork_rng(devices=[]):
@@ -185,16 +191,26 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
         path: the TOML file.
         overrides: assignments such as "algorithm.lr=0.05", which win over the file.
     """
+    tree = read(path, overrides)
+    if tree.pop("sweep", None) is not None:
+        warnings.warn(
+            f"{path}: [sweep] is ignored in a single run; fedsaddle sweep computes it", stacklevel=2
+        )
+    return resolve(tree, Path(path).stem)
+
+
+def read(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Tree:
+    """A file with overrides, its paths absolute, not checked yet."""
     file = Path(path)
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FedsaddleError(f"{file}: is not valid TOML: {error}") from None
-    _anchor(tree, file.resolve().parent)
+    anchor(tree, file.resolve().parent)
     for assignment in overrides:
         _override(tree, assignment)
-    _anchor(tree, Path.cwd())  # what is still relative came from an override
-    return resolve(tree, file.stem)
+    anchor(tree, Path.cwd())  # what is still relative came from an override
+    return tree
 
 
 def resolve(tree: Mapping[str, Any], name: str = "run") -> Config:
@@ -405,6 +421,16 @@ def _override(tree: Tree, assignment: str) -> None:
         value = parsed["value"] if len(parsed) == 1 else text.strip()
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    put(tree, names, value, f"--set {assignment}")
+
+
+def put(tree: Tree, names: Sequence[str], value: Any, source: str) -> None:
+    """Set the value at a path, whose sections are made where they are missing.
+
+    Args:
+        names: the path; a number counts the tables of a list such as [[transform]].
+        source: who asks for it, for messages.
+    """
     place: Any = tree
     for depth, name in enumerate(names):
         where = ".".join(names[:depth])
@@ -412,9 +438,9 @@ def _override(tree: Tree, assignment: str) -> None:
         if isinstance(place, dict):
             place.setdefault(name, {})
         elif not isinstance(place, list):
-            raise FedsaddleError(f"--set {assignment}: {where} is a value, not a section")
+            raise FedsaddleError(f"{source}: {where} is a value, not a section")
         elif not name.isdecimal() or int(name) >= len(place):
-            raise FedsaddleError(f"--set {assignment}: {where} has {len(place)} entries, 0 is the first")
+            raise FedsaddleError(f"{source}: {where} has {len(place)} entries, 0 is the first")
         else:
             at = int(name)
         if depth == len(names) - 1:
@@ -422,7 +448,7 @@ def _override(tree: Tree, assignment: str) -> None:
         place = place[at]
 
 
-def _anchor(tree: Tree, folder: Path) -> None:
+def anchor(tree: Tree, folder: Path) -> None:
     """Make the paths of a tree absolute."""
 
     def absolute(value: Any) -> Any:

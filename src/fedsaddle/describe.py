@@ -14,7 +14,8 @@ from fedsaddle.data import DatasetInfo, load
 from fedsaddle.engines import ENGINES
 from fedsaddle.reproduce import experiments
 from fedsaddle.schema import NAMED, in_words, keys
-from fedsaddle.toml import quoted
+from fedsaddle.sweep import grids
+from fedsaddle.toml import quoted, to_toml
 
 
 class Kind(StrEnum):
@@ -29,6 +30,7 @@ class Kind(StrEnum):
     participation = "participation"
     engines = "engines"
     experiments = "experiments"
+    grids = "grids"
 
 
 SECTION = {  # of a config, where a kind's names and parameters go
@@ -43,9 +45,11 @@ SECTION = {  # of a config, where a kind's names and parameters go
 
 
 def things(kind: Kind) -> Mapping[str, Any]:
-    """Name -> class, function, DatasetInfo, EngineInfo or a description."""
+    """Name -> class, function, DatasetInfo, EngineInfo, Grid or a description."""
     if kind is Kind.experiments:
         return experiments()
+    if kind is Kind.grids:
+        return grids()
     return ENGINES if kind is Kind.engines else NAMED[SECTION[kind]]
 
 
@@ -89,6 +93,8 @@ def described(kind: Kind, name: str) -> str:
         lines.append(textwrap.fill(text, width, initial_indent=f"{head:<32} ", subsequent_indent=" " * 33))
     if lines:
         blocks.append("\n".join(lines))
+    if hasattr(thing, "points"):
+        blocks.append(f"For {', '.join(thing.algorithms)}; in a sweep:\n\n{to_toml(thing.points).rstrip()}")
     if hasattr(thing, "source"):
         blocks.append(f"Source: {thing.source}")
     if hasattr(thing, "cites"):

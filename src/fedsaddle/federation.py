@@ -41,6 +41,7 @@ class Federation:
     feature_names: tuple[str, ...] = ()
     test: Federation | None = None
     valid: Federation | None = None
+    _moved: dict[Any, dict[str, Tensor]] = dataclasses.field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         rows = {name: len(tensor) for name, tensor in self.data.items()}
@@ -102,8 +103,13 @@ class Federation:
         return {name: tensor[lo:hi] for name, tensor in self.data.items()}
 
     def on_device(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-        """The data on a device, real numbers in a given precision."""
-        return {k: v.to(device, dtype if v.is_floating_point() else None) for k, v in self.data.items()}
+        """The data on a device, real numbers in a given precision; moved once, then shared by all runs."""
+        key = (device, dtype)
+        if key not in self._moved:
+            self._moved[key] = {
+                k: v.to(device, dtype if v.is_floating_point() else None) for k, v in self.data.items()
+            }
+        return self._moved[key]
 
     def class_counts(self) -> IntArray:
         """Samples of each class at each client, `[N, C]`."""

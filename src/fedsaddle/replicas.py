@@ -27,6 +27,8 @@ from fedsaddle.train import Run
 def stackable(runs: Sequence[Run]) -> str | None:
     """None if these runs can be computed together, else the reason why not."""
     first = runs[0]
+    if first.machine.engine != "stacked":
+        return f"the engine is {first.machine.engine}"
     for run in runs:
         for name in ("rounds", "eval_every", "federation"):
             if getattr(run, name) is not getattr(first, name) and getattr(run, name) != getattr(first, name):
@@ -42,8 +44,9 @@ def stackable(runs: Sequence[Run]) -> str | None:
             return "algorithms differ"
         for f in fields(run.algorithm):
             a, b = getattr(run.algorithm, f.name), getattr(first.algorithm, f.name)
-            if a != b and not (isinstance(a, float) and isinstance(b, float)):
-                return f"algorithm.{f.name} differs and is no real number"
+            real = isinstance(a, float) and isinstance(b, float) and f.name not in run.algorithm.shaping
+            if a != b and not real:
+                return f"algorithm.{f.name} differs, which decides shapes or branches"
     return None
 
 

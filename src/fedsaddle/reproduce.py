@@ -9,16 +9,14 @@ An experiment is a folder experiments/PAPER/NAME with
     obtained/        table.md, results.json and figure as obtained, with the command that made them
 
 Every cell is tuned on validation data (`SELECT`, mean over seeds) and reported on test data (`METRICS`). Each finished run
-is appended to runs.jsonl, so that an interrupted reproduction goes on where it stopped.
+is appended to runs.jsonl, so that an interrupted reproduction goes on where it stopped; runs that differ in seed or
+real-valued hyper-parameters are computed together (journal.py).
 """
 
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
-import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +24,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedsaddle import config
-from fedsaddle.errors import Diverged, FedsaddleError
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.journal import Bar, Journal, finish, over_seeds
+from fedsaddle.sweep import grid_points
 
 
 class Cell(NamedTuple):
@@ -81,24 +81,27 @@ def reproduce(name: str, quick: bool = False, out: Path | None = None, progress:
     out.mkdir(parents=True, exist_ok=True)
     seeds: Sequence[int] = experiment.SEEDS[:1] if quick else experiment.SEEDS
     cells: list[Cell] = experiment.cells(quick)
-    journal = _Journal(out / "runs.jsonl")
+    wanted = [
+        _changed(folder / "base.toml", {**cell.set, **point, "train.seed": seed})
+        for cell in cells
+        for point in grid_points(cell.tune)
+        for seed in seeds
+    ]
     started = time.perf_counter()
+    with Bar(progress, len(wanted), name) as tick:
+        entries = iter(finish(wanted, Journal(out / "runs.jsonl"), tick=tick))
     rows: list[Row] = []
-    with _bar(progress, sum(len(_points(c.tune)) for c in cells) * len(seeds)) as tick:
-        for cell in cells:
-            tried = []
-            for point in _points(cell.tune):
-                runs = []
-                for seed in seeds:
-                    runs.append(journal.run(folder / "base.toml", {**cell.set, **point, "train.seed": seed}))
-                    tick(f"{name} {' '.join(str(v) for v in cell.at.values())}")
-                tried.append({**cell.at, "chosen": point, "metrics": _over_seeds(runs)})
-            best = max(
-                tried, key=lambda row: row["metrics"].get(experiment.SELECT, {"mean": float("-inf")})["mean"]
-            )
-            if experiment.SELECT not in best["metrics"]:
-                raise FedsaddleError(f"{name} at {cell.at}: every tried point diverged: {dict(cell.tune)}")
-            rows.append(best)
+    for cell in cells:
+        tried = [
+            {**cell.at, "chosen": point, "metrics": over_seeds([next(entries) for _ in seeds])}
+            for point in grid_points(cell.tune)
+        ]
+        best = max(
+            tried, key=lambda row: row["metrics"].get(experiment.SELECT, {"mean": float("-inf")})["mean"]
+        )
+        if experiment.SELECT not in best["metrics"]:
+            raise FedsaddleError(f"{name} at {cell.at}: every tried point diverged: {dict(cell.tune)}")
+        rows.append(best)
     verdicts: list[Verdict] = experiment.judge(rows)
     results = {
         "experiment": name,
@@ -127,43 +130,8 @@ def _load(folder: Path) -> ModuleType:
     return module
 
 
-def _points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-
-
-def _over_seeds(runs: list[dict[str, float]]) -> dict[str, Any]:
-    out = {}
-    for name in runs[0]:
-        values = [run[name] for run in runs if isinstance(run.get(name), (int, float))]
-        if len(values) == len(runs):
-            std = statistics.stdev(values) if len(values) > 1 else 0.0
-            out[name] = {"mean": statistics.fmean(values), "std": std, "values": values}
-    return out
-
-
-class _Journal:
-    """Finished runs by their whole config, in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.done: dict[str, dict[str, float]] = {}
-        if path.exists():
-            for line in path.read_text().splitlines():
-                entry = json.loads(line)
-                self.done[entry["config"]] = entry["metrics"]
-
-    def run(self, base: Path, change: dict[str, Any]) -> dict[str, float]:
-        settings = config.load(base, [f"{k}={json.dumps(v)}" for k, v in change.items()])
-        key = config.dump(settings)
-        if key not in self.done:
-            try:
-                metrics = settings.run(progress=False).metrics
-            except Diverged:
-                metrics = {"diverged": 1.0}
-            self.done[key] = metrics
-            with open(self.path, "a") as file:
-                file.write(json.dumps({"config": key, "metrics": metrics}) + "\n")
-        return self.done[key]
+def _changed(base: Path, change: Mapping[str, Any]) -> config.Config:
+    return config.load(base, [f"{k}={json.dumps(v)}" for k, v in change.items()])
 
 
 def _markdown(
@@ -175,16 +143,20 @@ def _markdown(
 
     def show(row: Row | None, metric: str) -> str:
         m = row["metrics"].get(metric) if row else None
-        return f"{m['mean']:.4f} ± {m['std']:.4f}" if m else "-"
+        spread = f" ± {m['std']:.4f}" if m and len(m["values"]) > 1 else ""
+        return f"{m['mean']:.4f}{spread}" if m else "-"
 
     lines = [
-        f"# {experiment.TITLE}",
+        f"# {experiment.TITLE}" + (", quick version" if results["quick"] else ""),
         "",
         f"`{results['command']}`, seeds {results['seeds']}, mean ± std.",
         "",
     ]
     if results["quick"]:
-        lines += ["**Quick version: it shows that the experiment runs; its numbers mean little.**", ""]
+        lines += [
+            "**Quick version on generated data: it shows that the experiment runs; its numbers mean little.**",
+            "",
+        ]
     for metric, caption in experiment.METRICS.items():
         lines += [f"## {caption}", "", f"| {experiment.ROWS} | " + " | ".join(str(a) for a in across) + " |"]
         lines += ["|---" * (len(across) + 1) + "|"]
@@ -199,32 +171,9 @@ def _markdown(
         if row["chosen"]
     ]
     lines += ["", "## Claims", ""]
-    lines += [f"- **{'holds' if v.holds else 'does not hold'}**: {v.claim}. {v.numbers}" for v in verdicts]
+    for v in verdicts:
+        verdict = (
+            "not judged in the quick version" if results["quick"] else "holds" if v.holds else "does not hold"
+        )
+        lines += [f"- **{verdict}**: {v.claim}. {v.numbers}"]
     return "\n".join(lines) + "\n"
-
-
-class _bar:
-    """A progress bar over runs, on stderr."""
-
-    def __init__(self, show: bool | None, total: int) -> None:
-        self.total, self.bar = total, None
-        if not (sys.stderr.isatty() if show is None else show):
-            return
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self.bar = Progress(console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False)
-        self.task = self.bar.add_task("", total=total)
-
-    def __enter__(self) -> Any:
-        if self.bar is not None:
-            self.bar.start()
-        return self._tick
-
-    def _tick(self, text: str) -> None:
-        if self.bar is not None:
-            self.bar.update(self.task, advance=1, description=text)
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()

@@ -28,6 +28,7 @@ from fedsaddle.cohort import Batching
 from fedsaddle.engines import ENGINES
 from fedsaddle.engines.execution import PRECISIONS
 from fedsaddle.engines.simulation import Simulation
+from fedsaddle.engines.torchrun import Torchrun
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.metrics import Split
@@ -73,7 +74,8 @@ def train(
         participation: who takes part; everybody by default.
         batch_size: minibatch of each local step; None takes all local samples.
         sampling: minibatches "without_replacement" (distinct samples) or "with_replacement".
-        engine: "stacked" (fast) or "serial" (one client at a time).
+        engine: "stacked" (fast), "serial" (one client at a time), or "torchrun" (stacked, shared by the processes that
+            torchrun starts; one of them evaluates and writes files).
         seed: of minibatches and participation; the model brings its own initial parameters.
         eval_every: rounds between evaluations; by default about fifty in a run.
         device, dtype: where it is computed, and the precision of all state (float32 or float64).
@@ -111,7 +113,8 @@ class Machine(NamedTuple):
     def simulation(self, problem: Problem, federation: Federation, participation: Participation, batching: Batching,
                    seeds: Sequence[int]) -> Simulation:  # fmt: skip
         chunk = 1 if self.engine == "serial" else self.chunk
-        return Simulation(
+        kind = Torchrun if self.engine == "torchrun" else Simulation
+        return kind(
             problem, federation, participation, batching=batching, seeds=seeds, chunk=chunk, device=self.device,
             dtype=self.dtype, compile=self.compile, precision=self.precision,
         )  # fmt: skip
@@ -134,6 +137,13 @@ class Run:
         out: Path | None,
         progress: bool | None,
     ) -> None:
+        kinds = (
+            ("problem", problem, Problem),
+            ("algorithm", algorithm, Algorithm),
+            ("federation", federation, Federation),
+        )
+        for name, value, kind in kinds:
+            _require(name, isinstance(value, kind), f"a {kind.__name__}", type(value).__name__)
         _require("rounds", rounds >= 1, ">= 1", rounds)
         _require(
             "batch_size", batching.size is None or batching.size >= 1, ">= 1 (or None for all)", batching.size
@@ -169,7 +179,11 @@ class Run:
         self.machine = machine
         self.clients = machine.simulation(problem, federation, participation, batching, [seed])
         parts = {"train": federation, "valid": federation.valid, "test": federation.test}
-        self._splits = {k: Split(v, machine.device, machine.dtype) for k, v in parts.items() if v is not None}
+        self._splits = {
+            k: Split(v, machine.device, machine.dtype)
+            for k, v in parts.items()
+            if v is not None and self.clients.writes
+        }
         self.config: Record = {
             "problem": describe(problem),
             "algorithm": describe(algorithm),
@@ -192,11 +206,17 @@ class Run:
         self._records: list[Record] = []
         self.state: Any = None
         self.by_client: dict[str, list[float]] = {}  # last evaluation, client by client; NaN where undefined
+        if not self.clients.writes:
+            out, progress = None, False
         self.out, self._progress = out, progress
         if out is not None and (out / "history.jsonl").exists():
             raise FedsaddleError(f"{out}: already holds a run; choose another folder")
         self._error: BaseException | None = None
         self._rounds = self._guarded()
+
+    def __repr__(self) -> str:
+        done = f"{self._records[-1]['round'] if self._records else 0} of {self.rounds} rounds done"
+        return f"Run({type(self.algorithm).__name__} on {type(self.problem).__name__}, {done})"
 
     # ---- as an iterator ----------------------------------------------------------------------------------
 
@@ -236,6 +256,7 @@ class Run:
             yield from self._go()
         except Exception as error:
             self._error = error  # asking for a result later says the same
+            self.clients.failed(error)
             raise
 
     def _go(self) -> Iterator[Record]:
@@ -256,7 +277,7 @@ class Run:
                 except NobodyAnswered:
                     clients.rollback()  # the round was tried and counted, and changes nothing
                 yield self._record(r + 1, started, bar)
-        self._save()
+        clients.alone(self._save)
 
     def _record(self, r: int, started: float, bar: _Progress | None = None) -> Record:
         """Write down where the run stands after r rounds."""
@@ -279,7 +300,8 @@ class Run:
             if len(asked) <= _MAX_LISTED:
                 record["clients"] = asked
         if r % self.eval_every == 0 or r == self.rounds:
-            evaluation = self.clients.problem.evaluate(self.state.z, self._splits, self.federation)
+            problem, z = self.clients.problem, self.state.z
+            evaluation = self.clients.alone(lambda: problem.evaluate(z, self._splits, self.federation))
             record |= {
                 k: v if math.isfinite(v) else None for k, v in evaluation.values.items()
             }  # None: undefined
@@ -376,7 +398,7 @@ class Run:
             "class_counts": _class_counts(self.federation),
             "classes": list(self.federation.classes),
             "versions": {"fedsaddle": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        }  # fmt: skip
+        } | ({"seconds": self.clients.spent} if self.clients.spent else {})  # fmt: skip
 
 
 def describe(thing: Any) -> Record:

@@ -2,7 +2,7 @@
 
 from fedsaddle.reproduce import Cell, Verdict
 
-TITLE = "CODASCA tolerates a larger communication interval than CODA+ (ijcnn1, 20 heterogeneous clients)"
+TITLE = "AUC against the communication interval, CODA+ and CODASCA (ijcnn1, 20 heterogeneous clients)"
 ROWS, COLUMNS = "method", "I"
 METRICS = {
     "auc": "Test AUC",
@@ -93,8 +93,12 @@ def figure(rows):
         title="communication interval I (local steps between two rounds)",
         tickvals=[r["I"] for r in rows],
     )
-    fig.update_yaxes(title="test AUC after 4,096 iterations")
+    fig.update_yaxes(title="test AUC at equal iterations")
     fig.update_layout(
-        title=TITLE, template="plotly_white", legend={"x": 0.02, "y": 0.05}, width=900, height=520
+        title="AUC against the communication interval",
+        template="plotly_white",
+        legend={"x": 0.02, "y": 0.05},
+        width=900,
+        height=520,
     )
     return fig

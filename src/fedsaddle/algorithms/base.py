@@ -24,8 +24,8 @@ class Citation(NamedTuple):
 
     def bibtex(self) -> str:
         return (
-            f"@article{{{self.key},\n  author  = {{{self.authors}}},\n  title   = {{{{{self.title}}}}},\n"
-            f"  journal = {{{self.venue}}},\n  year    = {{{self.year}}}\n}}"
+            f"@inproceedings{{{self.key},\n  author    = {{{self.authors}}},\n  title     = {{{{{self.title}}}}},\n"
+            f"  booktitle = {{{self.venue}}},\n  year      = {{{self.year}}}\n}}"
         )
 
 
@@ -38,6 +38,7 @@ class Algorithm(ABC):
     """
 
     cites: ClassVar[Citation]
+    shaping: ClassVar[tuple[str, ...]] = ()  # real numbers that decide how many steps and rounds there are
 
     @abstractmethod
     def init(self, z: Tensor, problem: Problem) -> Any:
@@ -56,12 +57,18 @@ class Algorithm(ABC):
 
     def _require_positive(self, *names: str) -> None:
         for name in names:
-            value = getattr(self, name)
+            value = self._number(name)
             if not 0 < value < float("inf"):
                 raise FedsaddleError(f"{type(self).__name__}: {name} must be > 0, got {value}")
 
     def _require_nonnegative(self, *names: str) -> None:
         for name in names:
-            value = getattr(self, name)
+            value = self._number(name)
             if not 0 <= value < float("inf"):
                 raise FedsaddleError(f"{type(self).__name__}: {name} must be >= 0, got {value}")
+
+    def _number(self, name: str) -> float:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise FedsaddleError(f"{type(self).__name__}: {name} must be a number, got {value!r}")
+        return value

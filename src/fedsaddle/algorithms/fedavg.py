@@ -98,7 +98,7 @@ class FedAvg(LocalSGDA):
 
     cites = Citation(
         "mcmahan2017communication",
-        "McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and y Arcas, Blaise Aguera",
+        "McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and {Agüera y Arcas}, Blaise",
         "Communication-Efficient Learning of Deep Networks from Decentralized Data",
         "AISTATS",
         2017,

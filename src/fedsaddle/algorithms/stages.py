@@ -54,6 +54,8 @@ class Stagewise(Algorithm):
         output: which output rule ends a stage.
     """
 
+    shaping = ("interval_growth", "stage_growth")
+
     lr: float = 0.01
     local_steps: int = 32
     gamma: float = 0.0

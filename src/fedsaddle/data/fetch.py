@@ -43,7 +43,9 @@ def missing(info: DatasetInfo, data_dir: str | os.PathLike[str] | None) -> Fedsa
     """The error for files that are not there: where they were looked for and how to get them."""
     folder = data_folder(data_dir) / info.folder
     ways = [", ".join(f.name for f in layout.unique_files() if not f.optional) for layout in info.layouts]
-    remedy = "set FEDSADDLE_DATA to a folder that has them or run with download=True"
+    remedy = (
+        "set FEDSADDLE_DATA to a folder that has them or load with download=True (data.download in a config)"
+    )
     return FedsaddleError(f"{info.name}: found no {' or '.join(ways)} in {folder}: {remedy}")
 
 

@@ -79,7 +79,7 @@ class Simulation(Clients):
         lead = (len(self.seeds),) if len(self.seeds) > 1 else ()
 
         def blank(b: Tensor) -> Tensor:
-            shape = (*lead, self.n_clients, b.shape[-1])
+            shape = (*lead, len(self._sizes), b.shape[-1])
             return b.expand(shape).clone() if b.any() else b.new_zeros(shape)
 
         self.memory = tree_map(blank, self._blank)

@@ -54,7 +54,7 @@ class AUC(ModelProblem):
         p: positive ratio: "client_mean" (mean of the clients' ratios), "pooled", or a number in (0, 1).
         dual: "gradient" (the papers) or "margin" (the public code).
         margin: m of the margin mode.
-        positive: which class index counts as positive.
+        positive: index of the class that counts as positive (federation.classes[positive]); all others are negative.
 
     Example:
         >>> import fedsaddle as fs, torch
@@ -187,6 +187,12 @@ class AUC(ModelProblem):
         if federation.data["y"].is_floating_point():
             raise FedsaddleError(
                 "AUC: y must be classes, got real numbers; use ERM(loss='squared') for regression"
+            )
+        names = federation.classes
+        if len(names) > 1 and self.positive not in range(len(names)):
+            index = ", ".join(f"{i} = {name!r}" for i, name in enumerate(names))
+            raise FedsaddleError(
+                f"AUC: positive must be the index of a class ({index}), got {self.positive!r}"
             )
 
     # ---- closed forms ------------------------------------------------------------------------------------

@@ -1,0 +1,207 @@
+"""Many runs: what is alike is computed together, and what is finished is written down, so that nothing runs twice.
+
+Runs that differ in seed or real-valued hyper-parameters only are computed as one (replicas.py), which changes results by
+rounding at most; the others follow one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedsaddle import config as configs
+from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.config import Config
+from fedsaddle.errors import Diverged, FedsaddleError
+from fedsaddle.federation import Federation
+from fedsaddle.replicas import run_all, stackable
+from fedsaddle.toml import to_toml
+from fedsaddle.train import Run, train
+
+Entry = dict[str, Any]  # a line of a journal
+Tick = Callable[[int, str], None]  # so many runs are done, and what goes on now
+
+TOGETHER = 64
+
+
+class Journal:
+    """Finished runs by their whole config, in a file.
+
+    Args:
+        path: runs.jsonl; one line a run. A last line that was cut off is dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._done: dict[str, Entry] = {}
+        if not path.exists():
+            return
+        text = path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # the process was killed while it wrote
+            path.write_text(whole, encoding="utf-8")
+        for n, line in enumerate(whole.splitlines(), 1):
+            try:
+                entry = json.loads(line)
+                self._done[entry["config"]] = {"metrics": {}, **entry}
+            except (ValueError, KeyError, TypeError):
+                raise FedsaddleError(f"{path}, line {n}: is no finished run; delete the line") from None
+
+    def __contains__(self, config: Config) -> bool:
+        return configs.dump(config) in self._done
+
+    def __getitem__(self, config: Config) -> Entry:
+        return self._done[configs.dump(config)]
+
+    def add(self, config: Config, run: Run) -> None:
+        """Write down a finished run."""
+        key = configs.dump(config)
+        try:
+            entry = {"metrics": run.metrics, "clients_evaluated_on": run.summary()["clients_evaluated_on"]}
+        except Diverged:
+            entry = {"metrics": {"diverged": 1.0}}
+        self._done[key] = {"config": key, **entry}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(self._done[key]) + "\n")
+
+
+class Federations:
+    """The federation of each distinct [data], [partition] and [transform], loaded once."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Federation] = {}
+
+    @staticmethod
+    def key(config: Config) -> str:
+        return to_toml({k: config.tree[k] for k in ("data", "partition", "transform") if k in config.tree})
+
+    def start(self, config: Config) -> Run:
+        """The run of a config, not computed yet."""
+        key = self.key(config)
+        setup = config.build(self._loaded.get(key))
+        self._loaded[key] = setup.federation
+        return train(*setup[:3], participation=setup.participation, progress=False, **setup.train)
+
+    def drop(self, key: str) -> None:
+        self._loaded.pop(key, None)
+
+
+def finish(
+    wanted: Sequence[Config],
+    journal: Journal,
+    together: int = TOGETHER,
+    tick: Tick = lambda n, text: None,
+    federations: Federations | None = None,
+) -> list[Entry]:
+    """Compute the runs that the journal lacks, and return the entries of all.
+
+    Args:
+        wanted: one config a run.
+        journal: gets each run as soon as it is finished.
+        together: at most so many runs are computed as one.
+        tick: hears of the progress.
+        federations: those that are loaded already.
+    """
+    federations = federations or Federations()
+    left = {configs.dump(c): c for c in wanted if c not in journal}
+    tick(len(wanted) - len(left), "")
+    by_data: dict[str, dict[str, list[Config]]] = {}
+    for c in left.values():
+        by_data.setdefault(Federations.key(c), {}).setdefault(_shape(c), []).append(c)
+    for data, by_shape in by_data.items():
+        for alike in by_shape.values():
+            for group in _groups(alike, federations, together):
+                text = f"{len(group)} together" if len(group) > 1 else "one by one"
+                tick(0, text)
+                _compute([run for _, run in group])
+                for c, run in group:
+                    journal.add(c, run)
+                tick(len(group), text)
+        federations.drop(data)
+    return [journal[c] for c in wanted]
+
+
+def _shape(config: Config) -> str:
+    """Equal for runs that differ in nothing but seed and real-valued hyper-parameters."""
+    tree = {k: v for k, v in config.tree.items() if k != "name"}
+    tree["train"] = {k: v for k, v in tree["train"].items() if k != "seed"}
+    shaping = ALGORITHMS[tree["algorithm"]["name"]].shaping
+    tree["algorithm"] = {
+        k: "real" if isinstance(v, float) and k not in shaping else v for k, v in tree["algorithm"].items()
+    }
+    return to_toml(tree)
+
+
+def _groups(
+    alike: Sequence[Config], federations: Federations, together: int
+) -> Iterator[list[tuple[Config, Run]]]:
+    """Runs to be computed as one, group by group; no more of them exist at a time than that."""
+    waiting = list(alike)
+    while waiting:
+        first = federations.start(waiting[0])
+        most = together if stackable([first]) is None else 1
+        some = [(waiting[0], first), *((c, federations.start(c)) for c in waiting[1:most])]
+        group = [some[0], *(pair for pair in some[1:] if stackable([first, pair[1]]) is None)]
+        yield group
+        taken = {id(c) for c, _ in group}
+        waiting = [c for c in waiting if id(c) not in taken]
+
+
+def _compute(runs: Sequence[Run]) -> None:
+    try:
+        run_all(runs)
+    except Exception as error:
+        if len(runs) > 1 and torch.OutOfMemoryError in (type(error), type(error.__cause__)):
+            raise FedsaddleError(
+                f"sweep: out of memory with {len(runs)} runs computed together; lower sweep.together"
+            ) from error
+        raise
+
+
+def over_seeds(runs: Sequence[Entry]) -> dict[str, dict[str, Any]]:
+    """Mean, standard deviation and values of every metric that all runs have."""
+    out = {}
+    for name in runs[0]["metrics"]:
+        values = [v for run in runs if isinstance(v := run["metrics"].get(name), int | float)]
+        if len(values) == len(runs):
+            std = statistics.stdev(values) if len(values) > 1 else 0.0
+            out[name] = {"mean": statistics.fmean(values), "std": std, "values": values}
+    return out
+
+
+class Bar:
+    """A progress bar over runs, on stderr; by default when that is a terminal."""
+
+    def __init__(self, show: bool | None, total: int, title: str) -> None:
+        self.bar, self.title = None, title
+        if not (sys.stderr.isatty() if show is None else show):
+            return
+        from rich import progress
+        from rich.console import Console
+
+        self.bar = progress.Progress(
+            progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
+            progress.TextColumn("runs"), progress.TimeRemainingColumn(), console=Console(stderr=True),
+            redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+        self.task = self.bar.add_task(title, total=total)
+
+    def __enter__(self) -> Tick:
+        if self.bar is not None:
+            self.bar.start()
+        return self._tick
+
+    def _tick(self, n: int, text: str) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, advance=n, description=", ".join(filter(None, (self.title, text))))
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()

@@ -1,0 +1,621 @@
+"""sweep: hyper-parameters chosen on validation data, from a grid or by random search.
+
+The file is the config of a run (config.py) and a section
+
+    [sweep]
+    metric = "valid_auc"        # maximised, mean over seeds at the end of the run
+    minimise = false            # true: minimised
+    allow_test = false          # true: the metric may be one of test or training data (a warning says so)
+    seeds = [0, 1, 2]           # values of train.seed; the config's own unless given
+    random = 20                 # that many random points instead of the full grid, by `seed` (0 unless given)
+    grid = "codasca"            # a paper's grid, to which points are added; `fedsaddle list grids`
+    together = 64               # at most so many runs are computed as one
+
+    [sweep.points]              # any keys of the config
+    "algorithm.lr" = [0.1, 0.01, 0.001]
+    "algorithm.lr_dual" = { log_uniform = [1e-3, 1.0] }     # random search; also { uniform = [a, b] }, { choice = [...] }
+
+Every point and seed is a run. All are checked before the first starts. Runs that differ in seed or real-valued
+hyper-parameters are computed together (replicas.py), which changes results by rounding at most. Each finished run is a line
+of runs.jsonl under its whole config, so that a sweep goes on where it stopped. A point with a run that diverged, or whose
+metric is undefined, is never chosen.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import json
+import math
+import os
+import random
+import tomllib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from fedsaddle import config as configs
+from fedsaddle.config import Config
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.figures import _notebook, label
+from fedsaddle.journal import TOGETHER, Bar, Entry, Federations, Journal, finish, over_seeds
+from fedsaddle.schema import GENERATED, Key, did_you_mean, in_words, unknown_key
+from fedsaddle.toml import quoted, to_toml, to_value
+
+Point = dict[str, Any]  # config keys such as "algorithm.lr", and their values
+
+_OPTIONS = {
+    "metric": Key(str), "minimise": Key(bool, False), "allow_test": Key(bool, False), "seeds": Key(list[int], None),
+    "random": Key(int, None), "seed": Key(int, 0), "grid": Key(str, None), "together": Key(int, TOGETHER),
+}  # fmt: skip
+# measures of the optimisation itself, which say nothing of generalisation and need no validation data
+_OPTIMISATION = ("distance", "field_norm", "grad_phi", "grad_norm", "phi", "loss")
+_BOOKKEEPING = ("round", "phases", "bytes_down", "bytes_up", "failures", "participants", "clients", "seconds")
+_SCALE = [[0, "@empty"], [1, "@c0"]]  # of a map, from worst to best
+
+
+# --------------------------------------------------------------------------------------------------- points
+
+
+class Range(NamedTuple):
+    """Real numbers to draw from, evenly or evenly in their logarithm."""
+
+    low: float
+    high: float
+    log: bool
+
+    def at(self, u: float) -> float:
+        """The number at u in [0, 1), to four digits."""
+        a, b = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        value = a + u * (b - a)
+        return min(max(float(f"{math.exp(value) if self.log else value:.4g}"), self.low), self.high)
+
+
+Space = dict[str, list[Any] | Range]
+
+
+class Grid(NamedTuple):
+    """A grid of a paper."""
+
+    about: str
+    algorithms: list[str]  # that have its keys
+    points: dict[str, list[Any]]
+
+
+@functools.cache
+def grids() -> dict[str, Grid]:
+    """The named grids."""
+    text = (files("fedsaddle") / "grids.toml").read_text(encoding="utf-8")
+    return {name: Grid(**grid) for name, grid in tomllib.loads(text).items()}
+
+
+def grid_points(space: Mapping[str, Sequence[Any]]) -> list[Point]:
+    """Every combination of values, the last key fastest.
+
+    Example:
+        >>> grid_points({"algorithm.lr": [0.1, 0.01], "train.batch_size": [8]})
+        [{'algorithm.lr': 0.1, 'train.batch_size': 8}, {'algorithm.lr': 0.01, 'train.batch_size': 8}]
+    """
+    return [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
+
+
+def random_points(space: Space, n: int, seed: int) -> list[Point]:
+    """n distinct random points, or all where there are no more; more points begin with the same ones."""
+    lists = [v for v in space.values() if isinstance(v, list)]
+    if len(lists) == len(space):
+        n = min(n, len(_distinct(grid_points({k: v for k, v in space.items() if isinstance(v, list)}))))
+    rng = random.Random(seed)
+    drawn: dict[str, Point] = {}
+    while len(drawn) < n:
+        u = {key: rng.random() for key in space}
+        point = {k: v.at(u[k]) if isinstance(v, Range) else v[int(u[k] * len(v))] for k, v in space.items()}
+        drawn.setdefault(to_toml(point), point)
+    return list(drawn.values())
+
+
+def _distinct(points: Sequence[Point]) -> list[Point]:
+    return list({to_toml(p): p for p in reversed(points)}.values())[::-1]
+
+
+def _space(table: Any, path: tuple[str, ...] = ()) -> Space:
+    """[sweep.points] with flat keys; `algorithm.lr = [...]` and `"algorithm.lr" = [...]` are the same."""
+    if not isinstance(table, dict):
+        raise FedsaddleError(f"sweep.points: must be a table [sweep.points], got {quoted(table)}")
+    out: Space = {}
+    for name, value in table.items():
+        names = (*path, *name.split("."))
+        is_section = len(names) < 2 or (names[0] == "transform" and len(names) < 3)
+        if isinstance(value, dict) and is_section:
+            out |= _space(value, names)
+        else:
+            out[".".join(names)] = _values(f"sweep.points: {'.'.join(names)}", value)
+    return out
+
+
+def _values(where: str, value: Any) -> list[Any] | Range:
+    if isinstance(value, dict) and len(value) == 1:
+        ((kind, value),) = value.items()
+        if kind not in ("uniform", "log_uniform", "choice"):
+            unknown_key(f"{where}.", kind, "key", ("uniform", "log_uniform", "choice"), "values come from")
+        if kind != "choice":
+            return _range(f"{where}.{kind}", value, kind == "log_uniform")
+    if not isinstance(value, list):
+        rule = (
+            "a list of values, or one of { log_uniform = [a, b] }, { uniform = [a, b] }, { choice = [...] }"
+        )
+        raise FedsaddleError(f"{where}: must be {rule}, got {quoted(value)}")
+    if not value:
+        raise FedsaddleError(f"{where}: must have at least one value, got []")
+    if any(
+        isinstance(v, float) for v in value
+    ):  # [1, 0.1] is [1.0, 0.1]: real numbers can be computed together
+        return [float(v) if type(v) is int else v for v in value]
+    return value
+
+
+def _range(where: str, ends: Any, log: bool) -> Range:
+    if isinstance(ends, list) and len(ends) == 2 and all(type(v) in (int, float) for v in ends):
+        low, high = map(float, ends)
+        if (0 if log else -math.inf) < low < high < math.inf:
+            return Range(low, high, log)
+    raise FedsaddleError(f"{where}: must be [a, b] with {'0 < ' if log else ''}a < b, got {quoted(ends)}")
+
+
+# ----------------------------------------------------------------------------------------------------- plan
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked sweep.
+
+    Args:
+        points: what is tried.
+        runs: for each point its configs, one a seed.
+        keys: the keys of the points that have more than one value; all keys of a single point.
+    """
+
+    name: str
+    metric: str
+    minimise: bool
+    allow_test: bool
+    together: int
+    points: list[Point]
+    runs: list[list[Config]]
+
+    @property
+    def keys(self) -> list[str]:
+        several = [k for k in self.points[0] if len({to_value(p[k]) for p in self.points}) > 1]
+        return several or list(self.points[0])
+
+    @property
+    def seeds(self) -> list[int]:
+        return [c.tree["train"]["seed"] for c in self.runs[0]]
+
+
+def plan(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Plan:
+    """Read and check a sweep; raises a FedsaddleError of one line. No data are loaded.
+
+    Args:
+        path: the TOML file.
+        overrides: assignments such as "algorithm.lr=0.05" or "sweep.random=10".
+    """
+    tree = configs.read(path, overrides)
+    if "sweep" not in tree:
+        raise FedsaddleError(f'{path}: has no [sweep]; for example [sweep] with metric = "valid_auc"')
+    options, space, grid = _options(tree.pop("sweep"))
+    metric, allow_test = options["metric"], options["allow_test"]
+    if not (_without_test(metric) or allow_test):
+        raise FedsaddleError(
+            f"sweep.metric: {quoted(metric)} is not measured on validation data; "
+            f"choose valid_{metric.removeprefix('train_')}, or set sweep.allow_test = true"
+        )
+    n = options["random"]
+    if n is not None:
+        points = random_points(space, n, options["seed"])
+    else:
+        points = _distinct(grid_points({k: v for k, v in space.items() if isinstance(v, list)}))
+    file = Path(path)
+    runs = []
+    for point in points:
+        with _at(point):
+            changed = copy.deepcopy(tree)
+            for key, value in point.items():
+                configs.put(changed, key.split("."), value, "sweep.points")
+            _suits(grid, changed)
+            configs.anchor(changed, file.resolve().parent)
+            made = configs.resolve(changed, file.stem)
+        seeds = options["seeds"] or [made.tree["train"]["seed"]]
+        runs.append([Config({**made.tree, "train": {**made.tree["train"], "seed": s}}) for s in seeds])
+    return Plan(runs[0][0].name, metric, options["minimise"], allow_test, options["together"], points, runs)
+
+
+def _options(section: Any) -> tuple[dict[str, Any], Space, str | None]:
+    """The options of [sweep] with their defaults, the space of points and the name of the grid."""
+    if not isinstance(section, dict):
+        raise FedsaddleError(f"sweep: must be a table [sweep], got {quoted(section)}")
+    out: dict[str, Any] = {}
+    for key in section:
+        if key not in _OPTIONS and key != "points":
+            unknown_key("sweep.", key, "key", (*_OPTIONS, "points"), "a sweep has")
+    for name, key in _OPTIONS.items():
+        if name in section:
+            try:
+                out[name] = key.python(section[name])
+            except ValidationError:
+                got = quoted(section[name])
+                raise FedsaddleError(f"sweep.{name}: must be {in_words(key.type)}, got {got}") from None
+        elif key.required:
+            raise FedsaddleError(f'sweep.{name}: is missing; for example {name} = "valid_auc"')
+        else:
+            out[name] = key.default
+    for name, least in (("random", 1), ("together", 1), ("seed", 0)):
+        if out[name] is not None and out[name] < least:
+            raise FedsaddleError(f"sweep.{name}: must be >= {least}, got {out[name]}")
+    seeds = out["seeds"]
+    if seeds is not None and (not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds)):
+        raise FedsaddleError(
+            f"sweep.seeds: must be distinct whole numbers >= 0, at least one, got {quoted(seeds)}"
+        )
+    space: Space = {}
+    if out["grid"] is not None:
+        if out["grid"] not in grids():
+            hint = did_you_mean(out["grid"], grids())
+            known = f"{hint} known are" if hint else "known are"
+            raise FedsaddleError(
+                f"sweep.grid: {quoted(out['grid'])} is unknown; {known} {', '.join(grids())}"
+            )
+        space |= grids()[out["grid"]].points
+    space |= _space(section.get("points", {}))
+    if not space:
+        raise FedsaddleError(
+            'sweep.points: is missing; for example [sweep.points] with "algorithm.lr" = [0.1, 0.01]'
+        )
+    if "train.seed" in space:
+        raise FedsaddleError("sweep.points: train.seed is no hyper-parameter; use sweep.seeds")
+    for key, values in space.items():
+        if isinstance(values, Range) and out["random"] is None:
+            raise FedsaddleError(
+                f"sweep.points: {key} has no list of values; set sweep.random for random search"
+            )
+    return out, space, out["grid"]
+
+
+def _without_test(metric: str) -> bool:
+    """Whether a metric is a fair one to choose by."""
+    return metric.startswith("valid_") or metric in _OPTIMISATION
+
+
+def _suits(grid: str | None, tree: Mapping[str, Any]) -> None:
+    algorithm = tree.get("algorithm")
+    name = algorithm.get("name") if isinstance(algorithm, dict) else None
+    if grid is not None and name not in grids()[grid].algorithms:
+        allowed = ", ".join(grids()[grid].algorithms)
+        raise FedsaddleError(
+            f"sweep.grid: {quoted(grid)} is for {allowed}; algorithm.name is {quoted(name or '')}"
+        )
+
+
+class _at:
+    """Let a mistake say at which point it is."""
+
+    def __init__(self, point: Point) -> None:
+        self.point = point
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, FedsaddleError):
+            raise FedsaddleError(f"{error} (at the point {in_line(self.point)})") from error
+
+
+def in_line(point: Point) -> str:
+    """A point in one line."""
+    return ", ".join(f"{k} = {quoted(v)}" for k, v in point.items())
+
+
+def _check(plan: Plan, journal: Journal, federations: Federations) -> None:
+    """Let every run that is left check itself against its data, and see that the metric is measured."""
+    seen = set()
+    for point, runs in zip(plan.points, plan.runs, strict=True):
+        if all(c in journal for c in runs):
+            continue
+        with _at(point):
+            run = federations.start(runs[0])
+        tree, key = runs[0].tree, Federations.key(runs[0]) + to_toml(runs[0].tree["problem"])
+        if key in seen:
+            continue
+        seen.add(key)
+        if (
+            plan.metric.startswith("valid_")
+            and run.federation.valid is None
+            and tree["data"].get("name") not in GENERATED
+        ):
+            raise FedsaddleError(
+                f"sweep.metric: {quoted(plan.metric)} needs validation data, and there are none; "
+                "set data.valid, for example data.valid = 0.2"
+            )
+        measured = [k for k in next(iter(run)) if k not in _BOOKKEEPING]
+        if plan.metric not in measured:
+            hint = did_you_mean(plan.metric, measured)
+            hint = f"{hint} measured are" if hint else "measured are"
+            raise FedsaddleError(
+                f"sweep.metric: {quoted(plan.metric)} is unknown; {hint} {', '.join(measured)}"
+            )
+
+
+# -------------------------------------------------------------------------------------------------- results
+
+
+class Row(NamedTuple):
+    """A point and its results."""
+
+    point: Point
+    metrics: dict[str, dict[str, Any]]  # mean, std and values over seeds
+    diverged: int
+    runs: list[Entry]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished sweep.
+
+    Args:
+        rows: one a point, in the order of the points.
+        out: where its files are.
+    """
+
+    plan: Plan
+    rows: list[Row]
+    out: Path
+
+    def score(self, row: Row) -> float | None:
+        """The metric, None where it is undefined in a run, as in one that diverged."""
+        found = row.metrics.get(self.plan.metric)
+        return None if found is None else float(found["mean"])
+
+    @property
+    def ranked(self) -> list[Row]:
+        """Rows from best to worst, the first of equals first; those without a score last."""
+        sign = 1.0 if self.plan.minimise else -1.0
+        return sorted(self.rows, key=lambda r: math.inf if (s := self.score(r)) is None else sign * s)
+
+    @property
+    def best(self) -> Row | None:
+        """The chosen point; None where no point has a score."""
+        first = self.ranked[0]
+        return first if self.score(first) is not None else None
+
+    def test_metrics(self, row: Row) -> dict[str, dict[str, Any]]:
+        """What was measured on test data."""
+        on_test = all(entry.get("clients_evaluated_on") == "test" for entry in row.runs)
+        skip = (*_OPTIMISATION, *_BOOKKEEPING, "diverged", "single_class_clients")
+        of_clients = ("_clients", "_worst20", "_best20", "_std")
+        return {
+            k: v
+            for k, v in row.metrics.items()
+            if k not in skip
+            and not k.startswith(("valid_", "train_"))
+            and (on_test or not k.endswith(of_clients))
+        }
+
+    def table(self) -> list[list[str]]:
+        """Head and rows, from best to worst; the chosen point has a star."""
+        plan, best = self.plan, self.best
+        lines = [["", *plan.keys, plan.metric, "diverged"]]
+        for row in self.ranked:
+            shown = mean_and_std(row.metrics[plan.metric]) if self.score(row) is not None else "-"
+            mark = "*" if row is best else ""
+            at = [quoted(row.point[k]) for k in plan.keys]
+            lines.append([mark, *at, shown, f"{row.diverged}/{len(row.runs)}" if row.diverged else "-"])
+        return lines
+
+    def verdict(self) -> str:
+        """The chosen point in words, with its results on test data."""
+        plan, best = self.plan, self.best
+        if best is None:
+            return "No point was chosen."
+        text = f"* chosen: {in_line(best.point)}; {'lowest' if plan.minimise else 'highest'} {plan.metric}, "
+        text += f"mean ± std over train.seed = {', '.join(map(str, plan.seeds))}."
+        if test := self.test_metrics(best):
+            text += "\nOn test data, of the chosen point only: "
+            text += ", ".join(f"{k} {mean_and_std(v)}" for k, v in test.items()) + "."
+        if not _without_test(plan.metric):
+            text += f"\nChosen on {plan.metric}, which is not validation data: results are optimistic."
+        return text
+
+
+def sweep(
+    path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    out: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+) -> Result:
+    """Compute a sweep, choose on validation data, and write table.md, results.json, best.toml and sweep.html.
+
+    Args:
+        path: the TOML file.
+        overrides: assignments such as "algorithm.lr=0.05".
+        out: a folder; runs that it holds are not computed again. By default runs/sweep/NAME.
+        progress: a progress bar on stderr; by default when that is a terminal.
+    """
+    todo = plan(path, overrides)
+    out = Path(out) if out is not None else Path("runs") / "sweep" / todo.name
+    journal, federations = Journal(out / "runs.jsonl"), Federations()
+    _check(todo, journal, federations)
+    if not _without_test(todo.metric):
+        warnings.warn(
+            f"sweep: hyper-parameters are chosen on {todo.metric}, which is not validation data; results are optimistic",
+            stacklevel=2,
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    wanted = [c for runs in todo.runs for c in runs]
+    try:
+        with Bar(progress, len(wanted), todo.name) as tick:
+            entries = iter(finish(wanted, journal, todo.together, tick, federations))
+    except BaseException as error:
+        error.add_note(f"finished runs are in {journal.path}, and the same call goes on from there")
+        raise
+    rows = []
+    for point, runs in zip(todo.points, todo.runs, strict=True):
+        mine = list(itertools.islice(entries, len(runs)))
+        rows.append(Row(point, over_seeds(mine), sum("diverged" in e["metrics"] for e in mine), mine))
+    result = Result(todo, rows, out)
+    command = " ".join(["fedsaddle sweep", str(path), *(f"--set {a}" for a in overrides)])
+    _write(result, command)
+    if result.best is None:
+        all_diverged = all(row.diverged for row in rows)
+        why = (
+            "a run of every point diverged" if all_diverged else f"{todo.metric} is undefined at every point"
+        )
+        raise FedsaddleError(f"sweep: nothing to choose, {why}; see {out / 'table.md'}")
+    return result
+
+
+def mean_and_std(values: Mapping[str, Any]) -> str:
+    """0.9312 ± 0.0021; without the deviation of a single value."""
+    mean, std = values["mean"], values["std"]
+    number = ".4f" if 1e-3 <= abs(mean) < 1e4 or mean == 0 else ".3g"
+    return f"{mean:{number}}" + (f" ± {std:{number}}" if len(values["values"]) > 1 else "")
+
+
+def _write(result: Result, command: str) -> None:
+    """The files of a finished sweep; those of an earlier one that no longer hold are removed."""
+    plan, out, best = result.plan, result.out, result.best
+    head, *lines = [[cell.replace("|", "\\|") for cell in row] for row in result.table()]
+    table = [head, ["---"] * len(head), *lines]
+    text = "\n".join("| " + " | ".join(row) + " |" for row in table)
+    (out / "table.md").write_text(
+        f"# {plan.name}\n\n`{command}`\n\n{text}\n\n" + result.verdict().replace("*", "\\*") + "\n",
+        encoding="utf-8",
+    )
+    results: dict[str, Any] = {
+        "command": command, "metric": plan.metric, "minimise": plan.minimise, "allow_test": plan.allow_test,
+        "seeds": plan.seeds,
+        "rows": [
+            {"point": r.point, plan.metric: r.metrics.get(plan.metric), "diverged": r.diverged} for r in result.ranked
+        ],
+        "chosen": None,
+    }  # fmt: skip
+    for name in ("best.toml", "sweep.html"):
+        (out / name).unlink(missing_ok=True)
+    if best is not None:
+        results["chosen"] = {
+            "point": best.point,
+            plan.metric: best.metrics[plan.metric],
+            "test": result.test_metrics(best),
+        }
+        (out / "best.toml").write_text(
+            f"# {in_line(best.point)}\n# chosen on {plan.metric} {mean_and_std(best.metrics[plan.metric])} by: "
+            f"{command}\n# train.seed = {plan.seeds}\n\n"
+            + configs.dump(plan.runs[result.rows.index(best)][0]),
+            encoding="utf-8",
+        )
+        try:
+            page = figure(result)
+        except FedsaddleError:  # without the report extra there is no figure
+            page = None
+        if page is not None:
+            page.write_html(out / "sweep.html", include_plotlyjs=True, config={"displayModeBar": False})
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+# --------------------------------------------------------------------------------------------------- figure
+
+
+def figure(result: Result) -> Any:
+    """The metric as a Plotly figure: a line over one key, a map of two, else parallel coordinates."""
+    plan = result.plan
+    rows = [row for row in result.rows if result.score(row) is not None]
+    keys, name, score = plan.keys, label(plan.metric), [result.score(row) for row in rows]
+    title = f"{escape(plan.name)}: {name}, mean over seeds"
+    layout: dict[str, Any] = {"title": {"text": title}, "showlegend": False}
+    sizes = [len(_sorted([row.point[k] for row in result.rows])) for k in keys]
+    if len(keys) == 1:
+        return _line(result, rows, layout)
+    if len(keys) == 2 and math.prod(sizes) == len(result.rows):
+        return _map(result, rows, layout)
+    dimensions = [_dimension(k, [row.point[k] for row in rows]) for k in keys]
+    dimensions.append({"label": name, "values": score})
+    line = {"color": score, "colorscale": _SCALE, "reversescale": plan.minimise}
+    data = {"type": "parcoords", "dimensions": dimensions, "line": line}
+    return _notebook("sweep", [data], layout | {"margin": {"t": 120}})
+
+
+def _line(result: Result, rows: Sequence[Row], layout: dict[str, Any]) -> Any:
+    (key,), metric = result.plan.keys, result.plan.metric
+    numbers = all(_is_number(row.point[key]) for row in rows)
+    if numbers:
+        rows = sorted(rows, key=lambda row: float(row.point[key]))
+    x: list[Any] = [row.point[key] if numbers else escape(to_value(row.point[key])) for row in rows]
+    data: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": x,
+        "y": [result.score(row) for row in rows],
+        "error_y": {"type": "data", "array": [row.metrics[metric]["std"] for row in rows]},
+        "line": {"color": "@c0"},
+        "marker": {"color": ["@c1" if row is result.best else "@c0" for row in rows], "size": 10},
+    }
+    kind = "category" if not numbers else "log" if _wide(x) else "linear"
+    xaxis = {"title": {"text": escape(key)}, "type": kind}
+    return _notebook("sweep", [data], layout | {"xaxis": xaxis, "yaxis": {"title": {"text": label(metric)}}})
+
+
+def _map(result: Result, rows: Sequence[Row], layout: dict[str, Any]) -> Any:
+    across, up = ([to_value(v) for v in _sorted([r.point[k] for r in result.rows])] for k in result.plan.keys)
+    found = {tuple(to_value(row.point[k]) for k in result.plan.keys): row for row in rows}
+    cells = [[found.get((a, b)) for a in across] for b in up]
+    data = {
+        "type": "heatmap",
+        "x": list(map(escape, across)),
+        "y": list(map(escape, up)),
+        "z": [[None if row is None else result.score(row) for row in line] for line in cells],
+        "text": [
+            ["" if row is None else f"{result.score(row):.4g}" + " *" * (row is result.best) for row in line]
+            for line in cells
+        ],
+        "texttemplate": "%{text}",
+        "colorscale": _SCALE,
+        "reversescale": result.plan.minimise,
+    }
+    axes = [{"title": {"text": escape(k)}, "type": "category"} for k in result.plan.keys]
+    return _notebook("sweep", [data], layout | {"xaxis": axes[0], "yaxis": axes[1]})
+
+
+def _dimension(key: str, values: Sequence[Any]) -> dict[str, Any]:
+    """An axis of parallel coordinates: numbers at their value or its logarithm, others in order."""
+    distinct = _sorted(values)
+    numbers = all(map(_is_number, values))
+    log = numbers and _wide(values)
+    places = {
+        to_value(v): math.log10(v) if log else float(v) if numbers else i for i, v in enumerate(distinct)
+    }
+    ticks = dict(itertools.islice(places.items(), 0, None, max(1, len(places) // 8)))
+    return {
+        "label": escape(key),
+        "values": [places[to_value(v)] for v in values],
+        "tickvals": list(ticks.values()),
+        "ticktext": list(map(escape, ticks)),
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _wide(values: Sequence[float]) -> bool:
+    """Whether a logarithmic axis suits."""
+    return min(values) > 0 and max(values) > 20 * min(values)
+
+
+def _sorted(values: Sequence[Any]) -> list[Any]:
+    """Distinct values, numbers by size, others as they come."""
+    distinct = list({to_value(v): v for v in values}.values())
+    return sorted(distinct) if all(map(_is_number, distinct)) else distinct

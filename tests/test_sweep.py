@@ -1,0 +1,446 @@
+"""Sweeps: equal to single runs however they are grouped, resumed without loss, chosen on validation and on nothing else."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsaddle import cli, journal
+from fedsaddle import config as configs
+from fedsaddle.config import dump, load, resolve
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.journal import Journal
+from fedsaddle.sweep import Range, figure, grid_points, grids, plan, random_points, sweep
+from fedsaddle.toml import to_toml
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "sweep.toml"
+QUADRATIC: dict[str, Any] = {
+    "data": {"name": "quadratic", "clients": 3, "dim_x": 3, "dim_y": 2, "samples": 4, "noise": 0.1},
+    "problem": {"name": "quadratic"},
+    "algorithm": {"name": "codasca", "local_steps": 2},
+    "train": {"rounds": 3, "batch_size": 2, "dtype": "float64"},
+    "sweep": {
+        "metric": "distance",
+        "minimise": True,
+        "seeds": [0, 1],
+        "points": {"algorithm.lr": [0.1, 0.05]},
+    },
+}
+CANCER: dict[str, Any] = {
+    "data": {"name": "breast_cancer", "test": 0.25, "valid": 0.25},
+    "partition": {"name": "dirichlet", "clients": 3, "min_per_class": 6},
+    "model": {"name": "linear"},
+    "problem": {"name": "auc"},
+    "algorithm": {"name": "codasca", "local_steps": 2},
+    "train": {"rounds": 2, "batch_size": 8, "dtype": "float64"},
+    "sweep": {"metric": "valid_auc", "seeds": [0, 1], "points": {"algorithm.lr": [0.03, 0.01]}},
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def save(tree: dict[str, Any], points: dict[str, Any] | None = None, **options: Any) -> str:
+    """A sweep's file, with keys of [sweep] changed; None removes one."""
+    tree = copy.deepcopy(tree)
+    tree["sweep"] |= options | ({} if points is None else {"points": points})
+    tree["sweep"] = {k: v for k, v in tree["sweep"].items() if v is not None}
+    Path("tiny.toml").write_text(to_toml(tree))
+    return "tiny.toml"
+
+
+def measured(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in metrics.items() if k != "seconds"}
+
+
+def lines(folder: str = "out") -> list[str]:
+    return (Path(folder) / "runs.jsonl").read_text().splitlines(keepends=True)
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many runs each call of run_all got."""
+    seen: list[int] = []
+    real = journal.run_all
+
+    def counting(runs: Any) -> None:
+        seen.append(len(runs))
+        real(runs)
+
+    monkeypatch.setattr(journal, "run_all", counting)
+    return seen
+
+
+# ----------------------------------------------------------------------------------- the same as single runs
+
+
+@pytest.mark.parametrize(
+    ("together", "expected"), [(64, [4, 4]), (3, [3, 1, 3, 1]), (1, [1] * 8)], ids=["64", "3", "1"]
+)
+@pytest.mark.parametrize("base", [QUADRATIC, CANCER], ids=["quadratic", "cancer"])
+def test_results_are_those_of_single_runs(
+    base: dict[str, Any], together: int, expected: list[int], groups: list[int]
+) -> None:
+    points = {"algorithm.lr": [0.03, 0.01], "algorithm.local_steps": [2, 3]}
+    file = save(base, points, together=together)
+    result = sweep(file, out="out")
+    assert groups == expected
+    assert [row.point for row in result.rows] == grid_points(points)
+    for row in result.rows:
+        for seed, entry in zip((0, 1), row.runs, strict=True):
+            changes = [f"{k}={v}" for k, v in {**row.point, "train.seed": seed}.items()]
+            with pytest.warns(UserWarning, match=r"\[sweep\] is ignored"):
+                single = load(file, changes)
+            assert entry["config"] == dump(single)
+            assert measured(entry["metrics"]) == pytest.approx(measured(single.run().metrics), abs=1e-10)
+
+
+def test_what_cannot_be_stacked_runs_one_by_one(groups: list[int]) -> None:
+    cyclic = QUADRATIC | {"participation": {"name": "cyclic", "groups": 3}}
+    sweep(save(cyclic), out="out")
+    assert groups == [1, 1, 1, 1] and len(lines()) == 4
+
+
+def test_growth_decides_shapes_and_is_not_stacked(groups: list[int]) -> None:
+    stages = QUADRATIC | {"algorithm": {"name": "codasca", "local_steps": 2, "stage_rounds": 1, "lr": 0.05}}
+    points = {"algorithm.stage_growth": [1.0, 2.0], "algorithm.lr_decay": [0.5, 0.25]}
+    result = sweep(save(stages, points), out="out")
+    assert groups == [4, 4]
+    again = resolve(tomllib.loads(result.rows[3].runs[1]["config"])).run().metrics
+    assert measured(result.rows[3].runs[1]["metrics"]) == pytest.approx(measured(again), abs=1e-12)
+
+
+def test_a_federation_is_loaded_once(monkeypatch: pytest.MonkeyPatch, groups: list[int]) -> None:
+    loaded = []
+    real = configs._federation
+    monkeypatch.setattr(configs, "_federation", lambda tree: loaded.append(tree["partition"]) or real(tree))
+    sweep(save(CANCER, {"algorithm.lr": [0.03, 0.01], "partition.alpha": [0.5, 5.0]}), out="out")
+    assert [p["alpha"] for p in loaded] == [0.5, 5.0]
+    assert groups == [4, 4]
+
+
+# ------------------------------------------------------------------------------------------------- resuming
+
+
+def test_resumes_after_lines_are_lost(groups: list[int]) -> None:
+    file = save(QUADRATIC)
+    first = sweep(file, out="out")
+    whole = lines()
+    sweep(file, out="out")
+    assert groups == [4] and lines() == whole  # nothing was run again
+    Path("out/runs.jsonl").write_text("".join(whole[:2]) + whole[2][:50])  # killed while it wrote the third
+    second = sweep(file, out="out")
+    assert groups == [4, 2] and lines()[:2] == whole[:2]
+    for a, b in zip(first.rows, second.rows, strict=True):
+        assert a.metrics["distance"]["values"] == pytest.approx(b.metrics["distance"]["values"], abs=1e-12)
+    assert all(json.loads(line)["metrics"] for line in lines())
+
+
+def test_resumes_after_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    file = save(QUADRATIC, together=3)
+    real, calls = journal.run_all, []
+
+    def interrupted(runs: Any) -> None:
+        calls.append(len(runs))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        real(runs)
+
+    monkeypatch.setattr(journal, "run_all", interrupted)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["sweep", file, "--out", "out"])
+    assert end.value.code == 130
+    assert "interrupted; finished runs are in out/runs.jsonl" in capsys.readouterr().err
+    assert len(lines()) == 3 and not Path("out/table.md").exists()
+    sweep(file, out="out")
+    assert calls == [3, 1, 1] and len(lines()) == 4
+
+
+def test_more_points_and_seeds_compute_only_the_new_runs(groups: list[int]) -> None:
+    sweep(save(QUADRATIC), out="out")
+    sweep(save(QUADRATIC, {"algorithm.lr": [0.1, 0.05, 0.02]}, seeds=[0, 1, 2]), out="out")
+    assert groups == [4, 5] and len(lines()) == 9
+
+
+def test_a_journal_that_is_none_is_refused() -> None:
+    Path("out").mkdir()
+    Path("out/runs.jsonl").write_text('{"config": "x", "metrics": {}}\n[]\n')
+    with pytest.raises(FedsaddleError, match=r"runs\.jsonl, line 2: is no finished run"):
+        Journal(Path("out/runs.jsonl"))
+
+
+# --------------------------------------------------------------------------------------------------- choice
+
+
+def fabricate(file: str, metrics: Callable[[dict[str, Any], int], dict[str, Any]]) -> None:
+    """Write runs.jsonl with made-up metrics of every run."""
+    todo = plan(file)
+    Path("out").mkdir()
+    with open("out/runs.jsonl", "w") as journal_file:
+        for point, runs in zip(todo.points, todo.runs, strict=True):
+            for c in runs:
+                made = metrics(point, c.tree["train"]["seed"])
+                entry = {"config": dump(c), "metrics": made, "clients_evaluated_on": "test"}
+                journal_file.write(json.dumps(entry) + "\n")
+
+
+def test_the_choice_is_on_validation_and_not_on_test() -> None:
+    file = save(CANCER, {"algorithm.lr": [0.1, 0.2, 0.3]})
+    valid = {0.1: 0.7, 0.2: 0.9, 0.3: 0.8}  # test says the opposite
+    fabricate(
+        file,
+        lambda p, seed: {
+            "valid_auc": valid[p["algorithm.lr"]] + seed / 100,
+            "auc": 1 - valid[p["algorithm.lr"]],
+        },
+    )
+    result = sweep(file, out="out")
+    assert [r.point["algorithm.lr"] for r in result.ranked] == [0.2, 0.3, 0.1]
+    assert result.best is result.ranked[0]
+    written = json.loads(Path("out/results.json").read_text())
+    assert written["chosen"]["point"] == {"algorithm.lr": 0.2}
+    assert written["chosen"]["valid_auc"]["mean"] == pytest.approx(0.905)
+    assert written["chosen"]["test"]["auc"]["mean"] == pytest.approx(0.1)
+    assert not any("auc" in row for row in written["rows"])  # no test results of the others
+    assert "0.1000 ± 0.0000" in result.verdict() and "0.3000" not in Path("out/table.md").read_text()
+
+    on_test = save(CANCER, {"algorithm.lr": [0.1, 0.2, 0.3]}, metric="auc", allow_test=True)
+    with pytest.warns(UserWarning, match="chosen on auc, which is not validation data"):
+        result = sweep(on_test, out="out")
+    assert result.best is not None and result.best.point == {"algorithm.lr": 0.1}
+    assert "optimistic" in Path("out/table.md").read_text()
+
+
+def test_ties_go_to_the_first_and_the_mean_decides() -> None:
+    file = save(CANCER, {"algorithm.lr": [0.1, 0.2, 0.3]})
+    values = {0.1: (0.99, 0.5), 0.2: (0.75, 0.75), 0.3: (0.8, 0.7)}
+    fabricate(file, lambda p, seed: {"valid_auc": values[p["algorithm.lr"]][seed]})
+    best = sweep(file, out="out").best
+    assert best is not None and best.point == {"algorithm.lr": 0.2}
+
+
+def test_minimise() -> None:
+    result = sweep(save(QUADRATIC, {"algorithm.lr": [0.001, 0.05]}), out="out")
+    assert result.best is not None and result.best.point == {"algorithm.lr": 0.05}
+    opposite = sweep(save(QUADRATIC, {"algorithm.lr": [0.001, 0.05]}, minimise=False), out="out").best
+    assert opposite is not None and opposite.point == {"algorithm.lr": 0.001}
+
+
+def test_a_point_with_one_diverged_run_is_never_chosen() -> None:
+    file = save(CANCER, {"algorithm.lr": [0.1, 0.2, 0.3]})
+
+    def metrics(point: dict[str, Any], seed: int) -> dict[str, Any]:
+        if point["algorithm.lr"] == 0.1 and seed == 1:
+            return {"diverged": 1.0}
+        if point["algorithm.lr"] == 0.2:
+            return {"valid_auc": None, "auc": 0.9}  # undefined
+        return {"valid_auc": 0.99 if point["algorithm.lr"] == 0.1 else 0.6, "auc": 0.5}
+
+    fabricate(file, metrics)
+    result = sweep(file, out="out")
+    assert result.best is not None and result.best.point == {"algorithm.lr": 0.3}
+    assert [row[1:] for row in result.table()[1:]] == [
+        ["0.3", "0.6000 ± 0.0000", "-"],
+        ["0.1", "-", "1/2"],
+        ["0.2", "-", "-"],
+    ]
+
+
+def test_diverged_runs_are_recorded_and_not_run_again(groups: list[int]) -> None:
+    points = {"algorithm.lr": [1e200, 0.05]}
+    result = sweep(save(QUADRATIC, points), out="out")
+    assert [row.diverged for row in result.rows] == [2, 0]
+    assert result.best is result.rows[1]
+    assert sum(json.loads(line)["metrics"] == {"diverged": 1.0} for line in lines()) == 2
+    again = sweep(save(QUADRATIC, points), out="out")
+    assert groups == [4] and [row.diverged for row in again.rows] == [2, 0]
+    with pytest.raises(
+        FedsaddleError, match="nothing to choose, a run of every point diverged; see out/table"
+    ):
+        sweep(save(QUADRATIC, {"algorithm.lr": [1e200]}), out="out")
+    assert "2/2" in Path("out/table.md").read_text()
+    assert not Path("out/best.toml").exists()  # that of the sweep before holds no longer
+
+
+# --------------------------------------------------------------------------------------------------- points
+
+
+def test_random_search_is_a_function_of_its_seed() -> None:
+    points = {"algorithm.lr": {"log_uniform": [1e-3, 1.0]}, "algorithm.local_steps": {"choice": [2, 4]},
+              "algorithm.server_lr": {"uniform": [0.5, 1]}}  # fmt: skip
+    drawn = plan(save(QUADRATIC, points, random=6)).points
+    assert drawn == plan(save(QUADRATIC, points, random=6)).points and len(drawn) == 6
+    assert plan(save(QUADRATIC, points, random=9)).points[:6] == drawn  # so that more points resume
+    assert plan(save(QUADRATIC, points, random=6, seed=1)).points != drawn
+    for p in drawn:
+        assert 1e-3 <= p["algorithm.lr"] <= 1 and 0.5 <= p["algorithm.server_lr"] <= 1
+        assert p["algorithm.local_steps"] in (2, 4)
+
+
+def test_log_uniform_is_even_in_the_logarithm() -> None:
+    values = [p["a"] for p in random_points({"a": Range(1e-4, 1.0, True)}, 400, 0)]
+    assert 0.4 < sum(v < 1e-2 for v in values) / len(values) < 0.6
+    values = [p["a"] for p in random_points({"a": Range(0.0, 1.0, False)}, 400, 0)]
+    assert 0.4 < sum(v < 0.5 for v in values) / len(values) < 0.6
+
+
+def test_random_points_of_lists_are_distinct_and_no_more_than_all() -> None:
+    space: dict[str, Any] = {"a": [1, 2, 3], "b": [True, False]}
+    assert sorted(map(str, random_points(space, 100, 0))) == sorted(map(str, grid_points(space)))
+    assert len({str(p) for p in random_points(space, 5, 0)}) == 5
+
+
+def test_flat_and_nested_keys_are_the_same_and_any_key_may_vary() -> None:
+    flat = {"algorithm.lr": [1, 0.1], "train.batch_size": [2, "none"], "data.heterogeneity": [0.5]}
+    nested = {
+        "algorithm": {"lr": [1, 0.1]},
+        "train": {"batch_size": [2, "none"]},
+        "data": {"heterogeneity": [0.5]},
+    }
+    a, b = plan(save(QUADRATIC, flat)), plan(save(QUADRATIC, nested))
+    assert a == b and len(a.points) == 4 and a.keys == ["algorithm.lr", "train.batch_size"]
+    assert [type(p["algorithm.lr"]) for p in a.points] == [float] * 4  # [1, 0.1] are real numbers
+    tree = CANCER | {"transform": [{"name": "flip_labels", "share": 0.1}]}
+    shares = plan(save(tree, {"transform.0.share": [0.1, 0.2], "model.name": ["linear", "mlp"]}))
+    assert [runs[0].tree["transform"][0]["share"] for runs in shares.runs] == [0.1, 0.1, 0.2, 0.2]
+    assert tree["transform"][0]["share"] == 0.1
+
+
+def test_set_wins_over_the_file() -> None:
+    todo = plan(save(QUADRATIC), ["train.rounds=7", "sweep.seeds=[5]", "sweep.points.algorithm.lr=[0.3]"])
+    ((only,),) = todo.runs
+    assert todo.points == [{"algorithm.lr": 0.3}]
+    assert (only.tree["train"]["rounds"], only.tree["train"]["seed"]) == (7, 5)
+
+
+@pytest.mark.parametrize("name", grids())
+def test_every_named_grid_can_run(name: str) -> None:
+    grid = grids()[name]
+    for algorithm in grid.algorithms:
+        tree = CANCER | {"algorithm": {"name": algorithm, "stage_rounds": 2}}
+        if algorithm in ("fedavg", "fedprox", "scaffold", "local_sgda"):
+            tree["algorithm"] = {"name": algorithm}
+            tree["problem"] = {"name": "auc" if algorithm in ("scaffold", "local_sgda") else "erm"}
+        todo = plan(save(tree, {}, grid=name, random=12))
+        full = grid_points(grid.points)
+        assert len(todo.points) == min(12, len(full)) and all(p in full for p in todo.points)
+    sweep("tiny.toml", ["sweep.random=2"], out="out")
+
+
+# --------------------------------------------------------------------------------------------- command line
+
+
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("plotly")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["sweep", str(EXAMPLE), "--set", "train.rounds=2", "--set", "sweep.seeds=[0, 1]"])
+    out, err = capsys.readouterr()
+    assert (end.value.code, err) == (0, "")
+    table = out.split("\n\n")[0].splitlines()
+    assert table[0].split() == ["algorithm.lr", "algorithm.local_steps", "valid_auc", "diverged"]
+    assert len(table) == 13 and [line[0] for line in table[1:]] == ["*", *" " * 11]
+    assert "On test data, of the chosen point only: auc " in out
+    folder = Path("runs/sweep/sweep")
+    assert out.endswith(f"{folder}: runs.jsonl, table.md, results.json, best.toml, sweep.html\n")
+    means = [row["valid_auc"]["mean"] for row in json.loads((folder / "results.json").read_text())["rows"]]
+    assert means == sorted(means, reverse=True)
+    best = load(folder / "best.toml")  # reproduces the chosen point
+    assert "# train.seed = [0, 1]" in (folder / "best.toml").read_text()
+    found = json.loads((folder / "results.json").read_text())["chosen"]["valid_auc"]["values"][0]
+    assert best.run().metrics["valid_auc"] == pytest.approx(found, abs=1e-4)
+
+
+def test_progress_says_how_many_are_computed_together(capsys: pytest.CaptureFixture[str]) -> None:
+    sweep(save(QUADRATIC), out="out", progress=True)
+    assert "4 together" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("points", "options", "kind"),
+    [
+        ({"algorithm.lr": [0.1, 0.05]}, {}, "scatter"),
+        ({"train.sampling": ["without_replacement", "with_replacement"]}, {}, "scatter"),
+        ({"algorithm.lr": [0.1, 0.05], "algorithm.local_steps": [1, 2]}, {}, "heatmap"),
+        ({"algorithm.lr": [0.1, 1e200], "algorithm.server_lr": [1.0, 0.5]}, {}, "heatmap"),
+        ({"algorithm.lr": [0.1, 0.05], "algorithm.server_lr": {"uniform": [0.5, 1.0]}}, {"random": 3}, "parcoords"),
+        ({"algorithm.lr": [0.1, 1e-3], "train.batch_size": [1, "none"], "train.rounds": [1, 2]}, {}, "parcoords"),
+    ],
+)  # fmt: skip
+def test_figure(points: dict[str, Any], options: dict[str, Any], kind: str) -> None:
+    pytest.importorskip("plotly")
+    result = sweep(save(QUADRATIC, points, seeds=[0], **options), out="out")
+    (trace,) = figure(result).data
+    assert trace.type == kind
+    if kind == "heatmap":
+        drawn = [v for line in trace.z for v in line]
+        assert len(drawn) == 4 and min(v for v in drawn if v is not None) == result.score(result.best)
+        assert sum(text.endswith("*") for line in trace.text for text in line) == 1
+    assert Path("out/sweep.html").stat().st_size > 100_000
+
+
+LR = {"algorithm.lr": [0.1]}
+MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+    "unknown key": (CANCER, {"algorithm.lrr": [0.1]}, {}, "algorithm.lrr: unknown key, did you mean 'lr'?"),
+    "unknown section": (CANCER, {"algoritm.lr": [0.1]}, {}, "algoritm: unknown section, did you mean 'algorithm'?"),
+    "no section": (CANCER, {"lr": [0.1]}, {}, "lr: unknown section; a config has name, data"),
+    "bad value": (CANCER, {"algorithm.lr": [0.1, -1.0]}, {}, "lr must be > 0, got -1.0 (at the point algorithm.lr = -1.0)"),
+    "wrong type": (CANCER, {"algorithm.local_steps": [2, "x"]}, {}, 'local_steps: must be a whole number, got "x"'),
+    "empty list": (CANCER, {"algorithm.lr": []}, {}, "sweep.points: algorithm.lr: must have at least one value, got []"),
+    "no list": (CANCER, {"algorithm.lr": 0.1}, {}, "sweep.points: algorithm.lr: must be a list of values"),
+    "no points": (CANCER, {}, {}, "sweep.points: is missing"),
+    "seed as a point": (CANCER, {"train.seed": [0, 1]}, {}, "train.seed is no hyper-parameter; use sweep.seeds"),
+    "range in a grid": (CANCER, {"algorithm.lr": {"uniform": [0, 1]}}, {}, "set sweep.random for random search"),
+    "bad range": (CANCER, {"algorithm.lr": {"log_uniform": [0, 1]}}, {"random": 2}, "must be [a, b] with 0 < a < b"),
+    "unknown range": (CANCER, {"algorithm.lr": {"loguniform": [0.1, 1]}}, {"random": 2}, "did you mean 'log_uniform'?"),
+    "unknown option": (CANCER, LR, {"metrics": "auc"}, "sweep.metrics: unknown key, did you mean 'metric'?"),
+    "no metric": (CANCER, LR, {"metric": None}, "sweep.metric: is missing"),
+    "metric of wrong type": (CANCER, LR, {"metric": 1}, "sweep.metric: must be text, got 1"),
+    "test metric": (CANCER, LR, {"metric": "auc"}, '"auc" is not measured on validation data; choose valid_auc, or'),
+    "training metric": (CANCER, LR, {"metric": "train_auc"}, "choose valid_auc, or set sweep.allow_test = true"),
+    "unknown metric": (CANCER, LR, {"metric": "valid_acu"}, "is unknown; did you mean 'valid_auc'? measured are"),
+    "not of this problem": (QUADRATIC, LR, {"metric": "valid_auc"}, "is unknown; measured are distance, field_norm"),
+    "no metric at all": (CANCER, LR, {"metric": "seconds", "allow_test": True}, '"seconds" is unknown; measured are'),
+    "no validation data": (CANCER | {"data": {"name": "breast_cancer", "test": 0.25}}, LR, {}, "set data.valid"),
+    "no seeds": (CANCER, LR, {"seeds": []}, "sweep.seeds: must be distinct whole numbers >= 0, at least one, got []"),
+    "seed twice": (CANCER, LR, {"seeds": [1, 1]}, "sweep.seeds: must be distinct"),
+    "no random points": (CANCER, LR, {"random": 0}, "sweep.random: must be >= 1, got 0"),
+    "nothing together": (CANCER, LR, {"together": 0}, "sweep.together: must be >= 1, got 0"),
+    "unknown grid": (CANCER, LR, {"grid": "codsca"}, '"codsca" is unknown; did you mean \'codasca\'?'),
+    "grid of others": (CANCER, LR, {"grid": "cycp"}, '"cycp" is for coda_plus; algorithm.name is "codasca"'),
+    "too many clients": (
+        CANCER | {"participation": {"name": "uniform", "m": 2}}, {"participation.m": [2, 50]}, {},
+        "(at the point participation.m = 50)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("tree", "points", "options", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_one_line_before_any_work(
+    tree: dict[str, Any],
+    points: dict[str, Any],
+    options: dict[str, Any],
+    message: str,
+    groups: list[int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["sweep", save(tree, points, **options), "--out", "out"])
+    out, err = capsys.readouterr()
+    last = err.splitlines()[-1]
+    assert (end.value.code, out) == (2, "") and message in last, err
+    assert [line for line in err.splitlines() if "warning" not in line] == [last]
+    assert groups == [] and not Path("out").exists()
+
+
+def test_a_config_without_a_sweep() -> None:
+    Path("run.toml").write_text(to_toml({k: v for k, v in CANCER.items() if k != "sweep"}))
+    with pytest.raises(FedsaddleError, match=r"run\.toml: has no \[sweep\]"):
+        plan("run.toml")
