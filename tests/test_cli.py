@@ -171,6 +171,14 @@ def test_compare_report_and_show(fedsaddle: Command) -> None:
     assert Path("runs/tiny/report.html").exists()
 
 
+def test_compare_says_when_the_data_differ(fedsaddle: Command) -> None:
+    fedsaddle("run", save(TABLE), "--quiet")
+    fedsaddle("run", save(TABLE), "--set", "data.test=0.5", "--quiet")
+    lines = fedsaddle("compare", "runs/tiny", "runs/tiny-2", "--out", "both.html").out.splitlines()
+    assert "These runs have different data:" in lines
+    assert lines[-2].startswith("  tiny-2: ") and "evaluated on their test data" in lines[-2]
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_list(fedsaddle: Command, kind: str) -> None:
     done = fedsaddle("list", kind)

@@ -150,6 +150,16 @@ def compare(
             human_bytes(metrics["bytes_down"] + metrics["bytes_up"]),
         ])  # fmt: skip
     print("\n".join(_aligned(rows)))
+    data = [
+        "{clients} clients, {samples} training samples".format(**r["config"]["federation"])
+        + f", clients evaluated on their {r['clients_evaluated_on']} data"
+        for r in results
+    ]
+    if len(set(data)) > 1:  # then the columns do not compare like with like
+        print(
+            "\nThese runs have different data:\n"
+            + "\n".join(f"  {n}: {d}" for n, d in zip(names, data, strict=True))
+        )
     if _has_plotly():
         print(write_comparison(folders, out))
     else:
