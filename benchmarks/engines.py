@@ -1,7 +1,7 @@
-"""Rounds a second of the stacked engine against the serial one, in one run.
+"""Rounds a second of the stacked engine, eager and compiled, against the serial one, in one run.
 
 100 clients x 300 samples x 123 features (generated), linear AUC, CODASCA, 20 clients a round, 20 local steps, batch 32.
-The two engines take turns, so that a noisy machine slows both.
+They take turns, so that a noisy machine slows both.
 
     python benchmarks/engines.py [--threads 2] [--repeats 5] [--json FILE]
 """
@@ -20,7 +20,7 @@ from fedsaddle.cohort import Batching
 from fedsaddle.engines.simulation import Simulation
 
 CLIENTS, SAMPLES, FEATURES = 100, 300, 123
-ROUNDS = {"stacked": 40, "serial": 3}  # measured in one turn
+ROUNDS = {"stacked": 40, "compiled": 40, "serial": 3}  # measured in one turn
 
 
 def federation() -> fs.Federation:
@@ -39,8 +39,14 @@ class Turn:
         torch.manual_seed(0)
         problem = fs.AUC(torch.nn.Linear(FEATURES, 1), p=0.15)
         self.algorithm = fs.CODASCA(lr=0.05, local_steps=20)
-        chunk = 1 if engine == "serial" else None
-        self.clients = Simulation(problem, federation(), fs.Uniform(20), batching=Batching(32), chunk=chunk)
+        self.clients = Simulation(
+            problem,
+            federation(),
+            fs.Uniform(20),
+            batching=Batching(32),
+            chunk=1 if engine == "serial" else None,
+            compile=engine == "compiled",
+        )
         z = self.clients.problem.init().unsqueeze(0)
         self.state = self.algorithm.init(z, self.clients.problem)
         self.clients.remember(self.algorithm.memory(z, self.clients.problem))
@@ -69,10 +75,13 @@ def main() -> None:
     for _ in range(args.repeats):
         for name, turn in turns.items():
             speed[name].append(turn.rounds_per_second(ROUNDS[name]))
-    ratios = [a / b for a, b in zip(speed["stacked"], speed["serial"], strict=True)]
     for name, values in speed.items():
         print(f"{name:8s} {statistics.median(values):8.2f} rounds/s  (median of {args.repeats})")
-    print(f"stacked / serial: {statistics.median(ratios):.1f}  (from {min(ratios):.1f} to {max(ratios):.1f})")
+    for name in ("stacked", "compiled"):
+        ratios = [a / b for a, b in zip(speed[name], speed["serial"], strict=True)]
+        print(
+            f"{name} / serial: {statistics.median(ratios):.1f}  (from {min(ratios):.1f} to {max(ratios):.1f})"
+        )
     if args.json:
         with open(args.json, "w") as file:
             json.dump(
