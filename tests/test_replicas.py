@@ -56,7 +56,9 @@ def test_every_algorithm_is_here() -> None:
     assert CASES.keys() == fs.algorithms.ALGORITHMS.keys()
 
 
-@pytest.mark.parametrize("participation", [fs.Full(), fs.Uniform(3)], ids=["full", "uniform"])
+@pytest.mark.parametrize(
+    "participation", [fs.Full(), fs.Uniform(3), fs.Cyclic(2, m=2)], ids=["full", "uniform", "cyclic"]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_replicas_equal_single_runs(
     name: str, participation: fs.Participation, federation: fs.Federation
@@ -115,6 +117,16 @@ def test_what_cannot_be_stacked_says_why(federation: fs.Federation) -> None:
         assert reason in (stackable([a, other]) or "")
         with pytest.raises(FedsaddleError, match="cannot be computed together"):
             run_together([a, other])
+
+
+def test_models_that_differ_in_what_is_frozen_are_not_stacked(federation: fs.Federation) -> None:
+    def run(value: float) -> fs.Run:
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+        nn.init.constant_(model[0].weight.requires_grad_(False), value)
+        return fs.train(fs.AUC(model), CODASCA(lr=0.05, local_steps=3), federation, rounds=2)
+
+    assert stackable([run(0.1), run(0.1)]) is None
+    assert stackable([run(0.1), run(0.2)]) == "problems differ"
 
 
 def test_run_all_groups_what_fits(federation: fs.Federation) -> None:

@@ -15,11 +15,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsaddle.algorithms.base import Algorithm
 from fedsaddle.errors import Diverged, FedsaddleError
-from fedsaddle.participation import Full, Participation, Uniform
+from fedsaddle.participation import Cyclic, Full, Participation, Uniform
 from fedsaddle.problem import tree_map
 from fedsaddle.train import Run
 
@@ -51,7 +51,7 @@ def stackable(runs: Sequence[Run]) -> str | None:
 
 
 def _fixed_size(participation: Participation) -> bool:
-    simple = isinstance(participation, Full) or (
+    simple = isinstance(participation, Full | Cyclic) or (
         isinstance(participation, Uniform) and not participation.replacement
     )
     return simple and participation.failure == 0.0
@@ -64,11 +64,22 @@ def _same(a: Any, b: Any) -> bool:
     for f in fields(a):
         x, y = getattr(a, f.name), getattr(b, f.name)
         if f.name == "model":
-            if (x.shapes, str(x.module)) != (y.shapes, str(y.module)):
+            if (x.shapes, str(x.module)) != (y.shapes, str(y.module)) or not _same_constants(
+                x.module, y.module
+            ):
                 return False
         elif x is not y and not (isinstance(x, (int, float, str, bool, type(None))) and x == y):
             return False
     return True
+
+
+def _same_constants(a: nn.Module, b: nn.Module) -> bool:
+    """Whether frozen parameters and buffers, which are not in the flat vector, are equal."""
+
+    def constants(module: nn.Module) -> list[Tensor]:
+        return [*(p for p in module.parameters() if not p.requires_grad), *module.buffers()]
+
+    return all(torch.equal(x, y) for x, y in zip(constants(a), constants(b), strict=True))
 
 
 def stack_algorithms(algorithms: Sequence[Algorithm], like: Tensor) -> Algorithm:

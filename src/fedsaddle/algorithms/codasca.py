@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle.algorithms.coda import YUAN_2021
+from fedsaddle.algorithms.codasca_published import PublishedCODASCA
 from fedsaddle.algorithms.stages import Progress, Stagewise
 from fedsaddle.clients import Clients, Once
 from fedsaddle.cohort import Cohort
@@ -120,6 +121,4 @@ class CODASCA(Stagewise):
     @staticmethod
     def as_published(**hyper_parameters: Any) -> Stagewise:
         """The form of the public code, for reproducing tables: see `PublishedCODASCA`."""
-        from fedsaddle.algorithms.codasca_published import PublishedCODASCA
-
         return PublishedCODASCA(**hyper_parameters)
