@@ -49,11 +49,13 @@ def test_without_a_compiler_it_runs_eagerly_and_says_so(federation: fs.Federatio
         raise RuntimeError("no C++ compiler")
 
     cohort._can_compile.cache_clear()
+    cohort.compiled.cache_clear()
     monkeypatch.setattr(torch, "compile", broken)
     with pytest.warns(UserWarning, match="running eagerly .*no C"):
         compiled = run(federation, compile=True)
         z = compiled.z
     cohort._can_compile.cache_clear()
+    cohort.compiled.cache_clear()
     assert torch.equal(z, run(federation).z)
 
 

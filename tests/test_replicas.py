@@ -22,6 +22,14 @@ from fedsaddle.replicas import run_all, run_together, stackable
 
 STAGES = dict(stage_rounds=3, lr_decay=0.5, gamma=0.1)
 POINTS = [(0.05, 0), (0.02, 0), (0.05, 7)]  # (lr, seed)
+GRID = [
+    (0.05, 0),
+    (0.05, 7),
+    (0.02, 0),
+    (0.02, 7),
+    (0.1, 0),
+    (0.1, 7),
+]  # replicas of one seed share their minibatches
 CASES = {
     "local_sgda": lambda lr: LocalSGDA(lr=lr, lr_dual=2 * lr, local_steps=3),
     "fedavg": lambda lr: FedAvg(lr=lr, local_steps=3, weights="samples"),
@@ -56,16 +64,17 @@ def test_every_algorithm_is_here() -> None:
     assert CASES.keys() == fs.algorithms.ALGORITHMS.keys()
 
 
+@pytest.mark.parametrize("points", [POINTS, GRID], ids=["points", "grid"])
 @pytest.mark.parametrize(
     "participation", [fs.Full(), fs.Uniform(3), fs.Cyclic(2, m=2)], ids=["full", "uniform", "cyclic"]
 )
 @pytest.mark.parametrize("name", CASES)
 def test_replicas_equal_single_runs(
-    name: str, participation: fs.Participation, federation: fs.Federation
+    name: str, participation: fs.Participation, points: list[tuple[float, int]], federation: fs.Federation
 ) -> None:
-    runs = [_run(name, *point, federation, participation=participation) for point in POINTS]
+    runs = [_run(name, *point, federation, participation=participation) for point in points]
     run_together(runs)
-    for run, point in zip(runs, POINTS, strict=True):
+    for run, point in zip(runs, points, strict=True):
         single = _run(name, *point, federation, participation=participation)
         np.testing.assert_allclose(run.z, single.z, rtol=0, atol=1e-12)
         for a, b in zip(run.records, single.records, strict=True):

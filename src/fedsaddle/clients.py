@@ -165,17 +165,18 @@ class Clients(ABC):
         self._draws += 1
         if m is None:
             return self._draw(self._draws)
-        draws = []
-        for seed in self.seeds:
+
+        def drawn(seed: int) -> Draw:
             rng = np.random.default_rng([sampling.SERVER, seed, self.round, self._draws])
             ids = rng.choice(self.n_clients, size=m, p=p)
-            draws.append(self.participation.ask_these(ids, seed, self.round, self._draws))
-        return _stacked(draws)
+            return self.participation.ask_these(ids, seed, self.round, self._draws)
+
+        return self._for_each_seed(drawn)
 
     def everyone(self) -> Draw:
         """All clients, for a phase that needs each of them, such as the set-up."""
         ids = np.arange(self.n_clients)
-        return _stacked([Draw(ids, np.ones_like(ids), np.ones(len(ids), dtype=bool)) for _ in self.seeds])
+        return self._for_each_seed(lambda seed: Draw(ids, np.ones_like(ids), np.ones(len(ids), dtype=bool)))
 
     def integer(self, n: int) -> int | Tensor:
         """A uniform integer in {0..n-1} for the server, a function of (seed, round) and of the calls before in the round.
@@ -217,9 +218,10 @@ class Clients(ABC):
     @property
     def asked(self) -> list[int]:
         """The clients that were asked in this round (by any replica), in order."""
-        ids: list[int] = (
-            np.unique(np.concatenate([a.reshape(-1) for a in self._asked])).tolist() if self._asked else []
-        )
+        if len(self._asked) == 1 and self._asked[0].ndim == 1:  # sorted and unique already
+            ids: list[int] = self._asked[0].tolist()
+            return ids
+        ids = np.unique(np.concatenate([a.reshape(-1) for a in self._asked])).tolist() if self._asked else []
         return ids
 
     def take_accounts(self, other: Clients, replica: int) -> None:
@@ -232,7 +234,19 @@ class Clients(ABC):
     def _draw(self, draw: int) -> Draw:
         """Who takes part by the run's scheme: ids [S], or [R, S] with replicas."""
         round = max(self.round, 0)
-        return _stacked([self.participation.draw(self.n_clients, seed, round, draw) for seed in self.seeds])
+        return self._for_each_seed(lambda seed: self.participation.draw(self.n_clients, seed, round, draw))
+
+    def _for_each_seed(self, draw: Callable[[int], Draw]) -> Draw:
+        """One run's draw as it is; replicas' draws as arrays [R, S], drawn once for those of the same seed."""
+        drawn = {seed: draw(seed) for seed in dict.fromkeys(self.seeds)}
+        if len(self.seeds) == 1:
+            return drawn[self.seeds[0]]
+        if len({len(d.ids) for d in drawn.values()}) > 1 or not all(d.answered.all() for d in drawn.values()):
+            raise FedsaddleError(
+                "replicas: every replica must have the same number of participants in a round, all of which answer; "
+                "use Full, Uniform without replacement or Cyclic, without failures"
+            )
+        return Draw(*(np.stack(parts) for parts in zip(*(drawn[seed] for seed in self.seeds), strict=True)))
 
     def _exchange(
         self, work: Work, message: Any, who: Draw | None
@@ -291,18 +305,6 @@ class Clients(ABC):
     def _mark_held(self, name: str, message: Any, ids: np.ndarray) -> None:
         for held, once in self._held(name, message):
             np.put_along_axis(held, np.atleast_2d(ids), once.version, axis=1)
-
-
-def _stacked(draws: list[Draw]) -> Draw:
-    """One run's draw as it is; replicas' draws as arrays [R, S]."""
-    if len(draws) == 1:
-        return draws[0]
-    if len({len(d.ids) for d in draws}) > 1 or not all(d.answered.all() for d in draws):
-        raise FedsaddleError(
-            "replicas: every replica must have the same number of participants in a round, all of which answer; "
-            "use Full, Uniform without replacement or Cyclic, without failures"
-        )
-    return Draw(*(np.stack(parts) for parts in zip(*draws, strict=True)))
 
 
 def _weighted_sum(w: Tensor, r: Tensor) -> Tensor:

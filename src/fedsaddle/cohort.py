@@ -2,7 +2,7 @@
 
 Every vector is [S, d]: the client axis is always -2 and the vector axis -1, so element-wise mathematics reads as in the
 papers. `scan` is the local loop and the only place that an engine makes fast; `field` is the only place that
-differentiates.
+differentiates. A batch is opaque: it comes from `scan`, `batch` or `everything` and goes back to `field` or `apply`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fedsaddle.sampling import minibatches
 Step = Callable[[Any, Batch], Any]
 
 _INDICES_AT_ONCE = 1 << 20  # minibatch indices drawn in one go
+_SMALL_MODEL = 10_000  # variables; up to here calling a compiled step costs more than computing it
 _NUMBERS_AT_ONCE = 1 << 24  # numbers gathered at once when going over all local data
 
 
@@ -45,6 +46,8 @@ class Cohort:
         batching: minibatch size and sampling.
         dtype: the precision of the run.
         longest: no client has more samples than this (asking the device would stall it).
+        alike: how many replicas in a row have the same seed, and so the same clients and minibatches, which are then drawn
+            and gathered once for all of them.
     """
 
     def __init__(
@@ -59,10 +62,12 @@ class Cohort:
         batching: Batching,
         dtype: torch.dtype,
         longest: int,
+        alike: int = 1,
     ) -> None:
         self.problem, self.ids, self.memory = problem, ids, memory
         self.sizes = sizes
         self._data, self._first, self._key, self._batching = data, first, key, batching
+        self._alike = alike
         self.compile = False  # whether `scan` compiles its step
         self._longest = longest if sizes.is_cuda else int(sizes.max())
         self._drawn = 0  # steps whose minibatches were drawn; a second scan goes on with fresh ones
@@ -86,6 +91,7 @@ class Cohort:
             self._batching,
             self._like.dtype,
             self._longest,
+            self._alike,
         )
         other.compile = self.compile
         return other
@@ -101,28 +107,33 @@ class Cohort:
             for _ in range(steps):
                 carry = step(carry, batch)
             return carry
-        at_once = max(1, _INDICES_AT_ONCE // (self.ids.numel() * size))
+        run, draw, block = local_steps, minibatches, 1
+        if self.compile:
+            run, draw, block = compiled(local_steps), compiled(minibatches), self._unrolled(steps)
+        ids, first, sizes, key = self._distinct()
+        at_once = max(1, _INDICES_AT_ONCE // (ids.numel() * size * block)) * block
         end = self._drawn + steps
         for start in range(self._drawn, end, at_once):
             todo = range(start, min(start + at_once, end))
-            rows, w = minibatches(self._key, todo, self.ids, self.sizes, size, sampling)
-            rows, w = rows + self._first.unsqueeze(-1), w.to(self._like)
-
-            def on_rows(carry: Any, rows: Tensor, w: Tensor = w) -> Any:
-                return step(carry, Batch(self._take(rows), w))
-
-            run = compile_step(on_rows) if self.compile else on_rows
-            for t in range(len(todo)):
-                carry = run(carry, rows[t])
-        self._drawn += steps
+            rows, w = draw(key, todo, ids, sizes, size, sampling)
+            rows, w = rows + first.unsqueeze(-1), w.to(self._like)
+            for t in range(0, len(todo), block):
+                carry = run(step, self._gathered, carry, rows[t : t + block], w)
+        self._drawn = end
         return carry
+
+    def _unrolled(self, steps: int) -> int:
+        """How many steps are compiled as one: calling compiled code costs as much as a step of a small model."""
+        small = self._like.device.type == "cpu" and self.problem.n_x + self.problem.n_y <= _SMALL_MODEL
+        return max(k for k in range(1, 9) if steps % k == 0) if small else 1
 
     def batch(self, size: int) -> Batch:
         """One minibatch of its own size, drawn without replacement."""
         size = min(size, self._longest)
         t, self._drawn = self._drawn, self._drawn + 1
-        rows, w = minibatches(self._key, range(t, t + 1), self.ids, self.sizes, size, "without_replacement")
-        return Batch(self._take(rows[0] + self._first.unsqueeze(-1)), w.to(self._like))
+        ids, first, sizes, key = self._distinct()
+        rows, w = minibatches(key, range(t, t + 1), ids, sizes, size, "without_replacement")
+        return self._gathered(rows[0] + first.unsqueeze(-1), w.to(self._like))
 
     def everything(self) -> Iterator[Batch]:
         """All local samples in pieces; each sample weighs 1/n_i over the pieces together."""
@@ -130,21 +141,44 @@ class Cohort:
         return self._pieces(max(1, _NUMBERS_AT_ONCE // (per_sample * self.ids.numel())))
 
     def _pieces(self, length: int) -> Iterator[Batch]:
-        n = self.sizes.unsqueeze(-1)
+        _, first, sizes, _ = self._distinct()
+        n = sizes.unsqueeze(-1)
         for start in range(0, self._longest, length):
             rows = torch.arange(start, min(start + length, self._longest), device=n.device)
             w = (rows < n) / n.to(self._like)
-            yield Batch(self._take(torch.minimum(rows, n - 1) + self._first.unsqueeze(-1)), w)
+            yield self._gathered(torch.minimum(rows, n - 1) + first.unsqueeze(-1), w)
 
-    def _take(self, rows: Tensor) -> dict[str, Tensor]:
+    def _distinct(self) -> list[Tensor]:
+        """ids, first, sizes and key, of one replica of each seed."""
+        inputs = [self.ids, self._first, self.sizes, self._key]
+        return inputs if self._alike == 1 else [v[:: self._alike] for v in inputs]
+
+    def _gathered(self, rows: Tensor, w: Tensor) -> Batch:
+        """The batch of these rows [..., S, B]. What replicas share is a view: fields [R/alike, alike, S, B, ...]."""
         flat = rows.reshape(-1)
-        return {k: v.index_select(0, flat).view(*rows.shape, *v.shape[1:]) for k, v in self._data.items()}
+        data = {k: v.index_select(0, flat).view(*rows.shape, *v.shape[1:]) for k, v in self._data.items()}
+        if self._alike == 1:
+            return Batch(data, w)
+
+        def shared(v: Tensor) -> Tensor:
+            return v.unsqueeze(1).expand(-1, self._alike, *v.shape[1:])
+
+        return Batch({k: shared(v) for k, v in data.items()}, shared(w))
 
     # ---- mathematics -------------------------------------------------------------------------------------
 
+    def apply(self, function: Callable[[Tensor, Batch], Any], z: Tensor, batch: Batch) -> Any:
+        """function(z, batch) of each client, for z [S, d] or [1, d]: tensors [S, k]."""
+        z = self.each(z)
+        if self._alike == 1:
+            return function(z, batch)
+        out = function(z.unflatten(0, (-1, self._alike)), batch)  # as the batch is shared
+        return tree_map(lambda v: v.flatten(0, 1), out)
+
     def field(self, z: Tensor, batch: Batch) -> Tensor:
         """Saddle field (grad_x f_i, -grad_y f_i) of each client on its minibatch: z [S, d] or [1, d] -> [S, d]."""
-        return self.problem.field(self.each(z), batch)
+        F: Tensor = self.apply(self.problem.field, z, batch)
+        return F
 
     def full_field(self, z: Tensor) -> Tensor:
         """Saddle field over all local samples: [S, d]."""
@@ -153,11 +187,16 @@ class Cohort:
     def full_mean(self, function: Callable[[Data], Tensor]) -> Tensor:
         """Mean over all local samples of a per-sample function, data -> [S, B]: [S, 1]."""
         parts = [(function(b.data) * b.w).sum(-1, keepdim=True) for b in self.everything()]
-        return torch.stack(parts).sum(0)
+        mean = torch.stack(parts).sum(0)
+        return mean if self._alike == 1 else mean.flatten(0, 1)
 
     def full_loss(self, z: Tensor) -> Tensor:
         """Local objective f_i(z) over all local samples: [S, 1]."""
-        return self.full_mean(lambda data: self.problem.losses(self.each(z), data))
+
+        def part(z: Tensor, batch: Batch) -> Tensor:
+            return (self.problem.losses(z, batch.data) * batch.w).sum(-1, keepdim=True)
+
+        return torch.stack([self.apply(part, z, batch) for batch in self.everything()]).sum(0)
 
     def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
         """The problem's proximal step and projection, after a gradient step of size lr."""
@@ -184,13 +223,23 @@ class Cohort:
         return torch.where(on_x, x, y)
 
 
-def compile_step(step: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
-    """torch.compile of a local step; eager, with a warning, where there is no compiler."""
+def local_steps(
+    step: Step, gathered: Callable[[Tensor, Tensor], Batch], carry: Any, rows: Tensor, w: Tensor
+) -> Any:
+    """One local step for each of rows [T, ..., S, B]."""
+    for t in range(len(rows)):
+        carry = step(carry, gathered(rows[t], w))
+    return carry
+
+
+@functools.cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compile of a function, one version for each shape; eager, with a warning, where there is no compiler."""
     if not _can_compile():
-        return step
+        return function
     # one version for each shape, stage and algorithm of a process; past the limit the compiler gives up in silence
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    return torch.compile(step, dynamic=False)
+    return torch.compile(function, dynamic=False)
 
 
 @functools.cache

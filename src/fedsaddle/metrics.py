@@ -31,40 +31,41 @@ def auc(scores: Tensor, positive: Tensor) -> float:
         scores: [n].
         positive: [n] bool.
     """
-    n_pos = int(positive.sum())
-    n_neg = len(positive) - n_pos
-    if n_pos == 0 or n_neg == 0:
-        return float("nan")
-    _, level, count = scores.unique(return_inverse=True, return_counts=True)
-    midrank = (
-        count.cumsum(0).double() - (count.double() - 1) / 2
-    )  # the mean rank of the samples that share a score
-    rank_sum = midrank[level[positive]].sum().item()
-    return float((rank_sum - n_pos * (n_pos + 1) / 2) / (n_pos * n_neg))
+    everyone = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
+    return aucs(scores.unsqueeze(0), positive, everyone, 1).item()
 
 
-def client_aucs(scores: Tensor, positive: Tensor, owner: Tensor, n_clients: int) -> list[float]:
-    """`auc` of every client's own samples, all at once; NaN for a client with one class.
+def aucs(scores: Tensor, positive: Tensor, owner: Tensor, n_clients: int) -> Tensor:
+    """`auc` of every client's own samples, for R scorings at once; NaN for a client with one class.
 
     Args:
-        scores, positive: [n].
+        scores: [R, n].
+        positive: [n] bool.
         owner: the client of each sample [n].
+
+    Returns:
+        [R, n_clients], float64.
     """
-    order = scores.argsort()
-    order = order[owner[order].argsort(stable=True)]  # by client, then by score
-    scores, positive, owner = scores[order], positive[order].double(), owner[order]
+    R, n = scores.shape
+    order = scores.argsort(-1)  # by score, and then by client
+    if n_clients > 1:
+        order = order.gather(-1, owner[order].argsort(stable=True, dim=-1))
+    scores, owner = scores.gather(-1, order), owner[order]
+    is_positive = positive[order].double()
     new = torch.ones_like(owner, dtype=torch.bool)
-    new[1:] = (scores[1:] != scores[:-1]) | (owner[1:] != owner[:-1])
-    level = new.cumsum(0) - 1  # samples of one client that share a score
-    count = torch.zeros(int(level[-1]) + 1, dtype=torch.float64, device=scores.device)
-    count.index_add_(0, level, torch.ones_like(positive))
-    size, n_pos, ranks = (torch.zeros(n_clients, dtype=torch.float64, device=scores.device) for _ in range(3))
-    size.index_add_(0, owner, torch.ones_like(positive))
-    n_pos.index_add_(0, owner, positive)
-    midrank = (count.cumsum(0) - (count - 1) / 2)[level] - (size.cumsum(0) - size)[owner]
-    ranks.index_add_(0, owner, midrank * positive)
-    values: list[float] = ((ranks - n_pos * (n_pos + 1) / 2) / (n_pos * (size - n_pos))).tolist()
-    return values
+    new[:, 1:] = (scores[:, 1:] != scores[:, :-1]) | (owner[:, 1:] != owner[:, :-1])
+    level = new.cumsum(-1) - 1  # samples of one client that share a score
+    zeros = torch.zeros(R, max(n, n_clients), dtype=torch.float64, device=scores.device)
+    count = zeros.scatter_add(-1, level, torch.ones_like(is_positive))
+    size = zeros.scatter_add(-1, owner, torch.ones_like(is_positive))
+    n_pos = zeros.scatter_add(-1, owner, is_positive)
+    midrank = (count.cumsum(-1) - (count - 1) / 2).gather(
+        -1, level
+    )  # the mean rank of those that share a score
+    midrank = midrank - (size.cumsum(-1) - size).gather(-1, owner)
+    ranks = zeros.scatter_add(-1, owner, midrank * is_positive)
+    values = (ranks - n_pos * (n_pos + 1) / 2) / (n_pos * (size - n_pos))
+    return values[:, :n_clients]
 
 
 def spread(values: list[float], name: str) -> dict[str, float]:
@@ -89,19 +90,22 @@ def clients_split(splits: Mapping[str, Split]) -> Split:
 
 def ranking(
     problem: ModelProblem, z: Tensor, splits: Mapping[str, Split], positive: int
-) -> tuple[dict[str, float], list[float]]:
-    """AUC of the pooled test and validation data (of the training data without), and AUC client by client."""
-    out: dict[str, float] = {}
+) -> list[tuple[dict[str, float], list[float]]]:
+    """AUC of pooled test and validation data (of training data without), and client by client, at z [R, 1, d]."""
     scored = {k: problem.all_scores(z, s) for k, s in splits.items() if k != "train" or "test" not in splits}
+    pooled = {}
     for name, scores in scored.items():
         key = {"test": "auc", "valid": "valid_auc", "train": "train_auc"}[name]
-        out[key] = auc(scores, splits[name].data["y"] == positive)
+        is_positive = splits[name].data["y"] == positive
+        pooled[key] = aucs(scores, is_positive, torch.zeros_like(splits[name].owner), 1).squeeze(-1).tolist()
     split = clients_split(splits)
     scores = scored["test"] if split is splits.get("test") else problem.all_scores(z, split)
-    values = client_aucs(scores, split.data["y"] == positive, split.owner, split.n_clients)
-    out |= spread(values, "auc")
-    out["single_class_clients"] = sum(v != v for v in values)
-    return out, values
+    by_client = aucs(scores, split.data["y"] == positive, split.owner, split.n_clients).tolist()
+    return [
+        ({k: v[i] for k, v in pooled.items()} | spread(values, "auc")
+         | {"single_class_clients": sum(v != v for v in values)}, values)
+        for i, values in enumerate(by_client)
+    ]  # fmt: skip
 
 
 class Split:
@@ -128,19 +132,22 @@ class Split:
                 {k: v[rows].unsqueeze(0) for k, v in self.data.items()}, self.weights[rows].unsqueeze(0)
             )
 
-    def client_means(self, values: Tensor) -> list[float]:
-        """Mean of a per-sample value [n] over every client's own samples."""
-        total, n = (torch.zeros(self.n_clients, dtype=torch.float64, device=values.device) for _ in range(2))
-        total.index_add_(0, self.owner, values.double())
-        n.index_add_(0, self.owner, torch.ones_like(values, dtype=torch.float64))
-        means: list[float] = (total / n).tolist()
+    def client_means(self, values: Tensor) -> list[list[float]]:
+        """Mean of a per-sample value [R, n] over every client's own samples."""
+        owner = self.owner.expand_as(values)
+        zeros = torch.zeros(len(values), self.n_clients, dtype=torch.float64, device=values.device)
+        total = zeros.scatter_add(-1, owner, values.double())
+        means: list[list[float]] = (
+            total / zeros.scatter_add(-1, owner, torch.ones_like(values, dtype=torch.float64))
+        ).tolist()
         return means
 
 
-def objective(problem: Problem, z: Tensor, split: Split) -> tuple[float, Tensor]:
-    """f(z) = (1/N) sum_i f_i(z) and its saddle field [1, d], over all samples."""
-    value, F = 0.0, torch.zeros_like(z)
+def objective(problem: Problem, z: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+    """f(z) = (1/N) sum_i f_i(z) [R] and its saddle field [R, 1, d], over all samples, at z [R, 1, d]."""
+    value, F = z.new_zeros(len(z), dtype=torch.float64), torch.zeros_like(z)
     for batch in split.pieces():
-        value += (problem.losses(z, batch.data) * batch.w).sum().item()
-        F = F + problem.field(z, batch)
+        losses = problem.at_each(z, batch, lambda z, b: problem.losses(z, b.data) * b.w)
+        value += losses.double().sum((-2, -1))
+        F = F + problem.at_each(z, batch, problem.field)
     return value, F

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -95,15 +95,31 @@ class Problem(ABC):
                 f"{', '.join(federation.data)}; pass {missing[0]}=... to Federation.from_arrays"
             )
 
-    def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> Evaluation:
-        """Measures of progress at the server's iterate z [1, d].
+    def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> list[Evaluation]:
+        """Measures of progress at the server's iterates z [R, 1, d] of R replicas (1: a single run).
 
         Args:
             splits: "train", and "test" and "valid" where the federation has them.
         """
         from fedsaddle.metrics import Evaluation
 
-        return Evaluation({})
+        return [Evaluation({}) for _ in z]
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether `losses` and `field` cost little memory where replicas share their samples as a view."""
+        return False
+
+    def at_each(self, z: Tensor, batch: Batch, function: Callable[[Tensor, Batch], Tensor]) -> Tensor:
+        """function(z, batch) at each of z [R, 1, d] on one and the same batch, fields [1, B, ...]: [R, 1, k]."""
+        if len(z) == 1 or not self.broadcasts:
+            return torch.stack([function(one, batch) for one in z])
+
+        def shared(v: Tensor) -> Tensor:
+            return v.expand(1, len(z), *v.shape)
+
+        out = function(z.unsqueeze(0), Batch({k: shared(v) for k, v in batch.data.items()}, shared(batch.w)))
+        return out.squeeze(0)
 
     @property
     def has_dual_statistics(self) -> bool:
@@ -148,6 +164,7 @@ class FlatModel:
         self.n = sum(self.sizes)
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()])
         self._dense = _dense_layers(self.module)
+        self.dense = self._dense is not None  # a plain stack of dense layers
 
     def _parameters(self, w: Tensor) -> dict[str, Tensor]:
         parts = [p.view(s) for p, s in zip(w.split(self.sizes), self.shapes, strict=True)]
@@ -167,6 +184,8 @@ class FlatModel:
         A single client is one plain call of the module; more are one batched call.
         """
         lead = w.shape[:-1]
+        if self._dense is not None and len(lead) == 3 and lead[1] > 1 and x.stride(1) == 0:
+            return self._dense_on_shared(w, x)
         if lead.numel() == 1:
             out = self._one(w.reshape(-1), x.reshape(x.shape[len(lead) :])).unsqueeze(0)
         else:
@@ -181,8 +200,10 @@ class FlatModel:
     def _dense_layers(self, w: Tensor, x: Tensor) -> Tensor:
         """A plain stack of dense layers as batched matrix products, without vmap's cost a call: [S, n], [S, B, ...]."""
         assert self._dense is not None
-        parts = iter(w.split(self.sizes, dim=-1))
-        for layer in self._dense:
+        return self._rest_of_layers(self._dense, iter(w.split(self.sizes, dim=-1)), x)
+
+    def _rest_of_layers(self, layers: Sequence[nn.Module], parts: Iterator[Tensor], x: Tensor) -> Tensor:
+        for layer in layers:
             if isinstance(layer, nn.Linear):
                 weight = next(parts).view(-1, layer.out_features, layer.in_features)
                 # W x' rather than x W': faster for a few outputs, and never slower
@@ -194,6 +215,28 @@ class FlatModel:
             else:
                 x = x.flatten(2) if isinstance(layer, nn.Flatten) else layer(x)
         return x
+
+    def _dense_on_shared(self, w: Tensor, x: Tensor) -> Tensor:
+        """The same where replicas [Q, P] share samples along P: the first layer reads each sample once for all P.
+
+        w [Q, P, S, n], x [Q, P, S, B, ...] (the same for every P) -> [Q, P, S, B, outputs].
+        """
+        assert self._dense is not None
+        at = next(i for i, layer in enumerate(self._dense) if isinstance(layer, nn.Linear))
+        first, (Q, P, S) = self._dense[at], w.shape[:-1]
+        assert isinstance(first, nn.Linear)
+        samples = x[:, 0].flatten(0, 1)  # [QS, B, ...]
+        for layer in self._dense[:at]:
+            samples = samples.flatten(2) if isinstance(layer, nn.Flatten) else layer(samples)
+        parts = iter(w.split(self.sizes, dim=-1))
+        weight = next(parts).unflatten(-1, (first.out_features, -1)).transpose(1, 2)  # [Q, S, P, out, in]
+        h = weight.reshape(Q * S, P * first.out_features, -1) @ samples.mT  # [QS, P out, B]
+        h = h.view(Q, S, P, first.out_features, -1).transpose(1, 2)  # [Q, P, S, out, B]
+        if first.bias is not None:
+            h = h + next(parts).unsqueeze(-1)
+        rest = (part.flatten(0, 2) for part in parts)
+        out = self._rest_of_layers(self._dense[at + 1 :], rest, h.flatten(0, 2).mT)
+        return out.view(Q, P, S, *out.shape[1:])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FlatModel:
         moved = copy.copy(self)
@@ -287,10 +330,18 @@ class ModelProblem(Problem):
         """One score a sample [..., S, B], higher for the positive class."""
         raise NotImplementedError
 
+    @property
+    def broadcasts(self) -> bool:
+        return self.flat.dense
+
     def all_scores(self, z: Tensor, split: Split) -> Tensor:
-        """Scores of all samples of a split at z [1, d]: [n]."""
+        """Scores of all samples of a split at z [R, 1, d]: [R, n]."""
+        return self.over_samples(z, split, lambda z, batch: self.scores(z, batch.data["x"]))
+
+    def over_samples(self, z: Tensor, split: Split, function: Callable[[Tensor, Batch], Tensor]) -> Tensor:
+        """A value of every sample of a split, function(z, batch) -> [..., B], at z [R, 1, d]: [R, n]."""
         with torch.no_grad():
-            return torch.cat([self.scores(z, batch.data["x"]).squeeze(0) for batch in split.pieces()])
+            return torch.cat([self.at_each(z, batch, function).squeeze(-2) for batch in split.pieces()], -1)
 
     def module(self, z: Tensor) -> nn.Module:
         """The trained model as the module that the user brought: z [1, d] or [d]."""

@@ -102,6 +102,9 @@ def run_together(runs: Sequence[Run]) -> None:
     reason = stackable(runs)
     if reason is not None:
         raise FedsaddleError(f"replicas: {reason}; these runs cannot be computed together")
+    runs = sorted(
+        runs, key=lambda run: run.seed
+    )  # side by side, replicas of one seed share their minibatches
     started, first = time.perf_counter(), runs[0]
     problem = first.problem.prepare(first.clients)
     constants = {f.name: getattr(problem, f.name) for f in fields(problem) if f.name != "model"}
@@ -126,8 +129,10 @@ def run_together(runs: Sequence[Run]) -> None:
         if r > 0:
             clients.begin(r - 1)
             state = algorithm.round(state, clients)
+        found = first.look(r, state.z)
         for i, run in enumerate(runs):
-            run.take(r, tree_map(lambda t, i=i: t[i], state), clients, i, started)
+            own = tree_map(lambda t, i=i: t[i], state) if first.evaluated(r) else None
+            run.take(r, own, clients, i, started, found[i])
 
 
 def run_all(runs: Sequence[Run]) -> None:

@@ -31,7 +31,7 @@ from fedsaddle.engines.simulation import Simulation
 from fedsaddle.engines.torchrun import Torchrun
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.federation import Federation
-from fedsaddle.metrics import Split
+from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.participation import Full, Participation
 from fedsaddle.problem import FlatModel, ModelProblem, Problem
 from fedsaddle.sampling import SAMPLINGS
@@ -118,6 +118,13 @@ class Machine(NamedTuple):
             problem, federation, participation, batching=batching, seeds=seeds, chunk=chunk, device=self.device,
             dtype=self.dtype, compile=self.compile, precision=self.precision,
         )  # fmt: skip
+
+
+class Found(NamedTuple):
+    """What was seen of a run after a round."""
+
+    finite: bool  # whether its iterate still is
+    evaluation: Evaluation | None  # in rounds that are evaluated
 
 
 class Run:
@@ -238,18 +245,35 @@ class Run:
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
 
-    def take(self, r: int, state: Any, clients: Clients, replica: int, started: float) -> None:
-        """The state after round r as computed elsewhere, for replica i of `clients`."""
+    def take(self, r: int, state: Any, clients: Clients, replica: int, started: float, found: Found) -> None:
+        """Where replica i of `clients` stands after round r, as computed elsewhere; `state` in rounds that are evaluated."""
         if self._error is not None:
             return
-        self.state = state
+        if state is not None:
+            self.state = state
         self.clients.take_accounts(clients, replica)
         try:
-            self._record(r, started)
+            self._record(r, started, found)
             if r == self.rounds:
                 self._save()
         except Diverged as error:
             self._error = error
+
+    def look(self, r: int, z: Tensor) -> list[Found]:
+        """What there is to see at the iterates z [R, 1, d] of R runs on this run's data after r rounds."""
+        # asking a GPU for a number waits for it, so there divergence is noticed when the run is evaluated
+        if z.is_cuda and not self.evaluated(r):
+            return [Found(True, None)] * len(z)
+        finite: list[bool] = torch.isfinite(z).all(-1).all(-1).tolist()
+        if not self.evaluated(r) or not any(finite):
+            return [Found(ok, None) for ok in finite]
+        problem = self.clients.problem
+        made = self.clients.alone(lambda: problem.evaluate(z, self._splits, self.federation))
+        return [Found(*pair) for pair in zip(finite, made, strict=True)]
+
+    def evaluated(self, r: int) -> bool:
+        """Whether metrics are computed after r rounds."""
+        return r % self.eval_every == 0 or r == self.rounds
 
     def _guarded(self) -> Iterator[Record]:
         try:
@@ -269,19 +293,23 @@ class Run:
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
         with _Progress(self._progress, type(algorithm).__name__, self.rounds) as bar:
-            yield self._record(0, started, bar)
+            yield self._record(0, started, bar=bar)
             for r in range(self.rounds):
                 clients.begin(r)
                 try:
                     self.state = algorithm.round(self.state, clients)
                 except NobodyAnswered:
                     clients.rollback()  # the round was tried and counted, and changes nothing
-                yield self._record(r + 1, started, bar)
+                yield self._record(r + 1, started, bar=bar)
         clients.alone(self._save)
 
-    def _record(self, r: int, started: float, bar: _Progress | None = None) -> Record:
+    def _record(
+        self, r: int, started: float, found: Found | None = None, bar: _Progress | None = None
+    ) -> Record:
         """Write down where the run stands after r rounds."""
-        if not torch.isfinite(self.state.z).all():
+        if found is None:
+            (found,) = self.look(r, self.state.z.unsqueeze(0))
+        if not found.finite:
             raise Diverged(
                 f"{type(self.algorithm).__name__}: diverged in round {r}, the iterate is not finite; "
                 f"lower the step size (lr is {getattr(self.algorithm, 'lr', None)})"
@@ -299,13 +327,11 @@ class Run:
             record["participants"] = len(asked)
             if len(asked) <= _MAX_LISTED:
                 record["clients"] = asked
-        if r % self.eval_every == 0 or r == self.rounds:
-            problem, z = self.clients.problem, self.state.z
-            evaluation = self.clients.alone(lambda: problem.evaluate(z, self._splits, self.federation))
+        if found.evaluation is not None:
             record |= {
-                k: v if math.isfinite(v) else None for k, v in evaluation.values.items()
+                k: v if math.isfinite(v) else None for k, v in found.evaluation.values.items()
             }  # None: undefined
-            self.by_client = evaluation.by_client
+            self.by_client = found.evaluation.by_client
         record["seconds"] = time.perf_counter() - started
         self._records.append(record)
         if self.out is not None:

@@ -184,4 +184,4 @@ class CODA(CODAPlus):
 
     def fresh_statistics(self, cohort: Cohort, m: tuple[Tensor]) -> tuple[Any, None]:
         batch = cohort.batch(self.dual_samples)
-        return cohort.problem.dual_statistics(cohort.each(cohort.pad(m[0])), batch), None
+        return cohort.apply(cohort.problem.dual_statistics, cohort.pad(m[0]), batch), None

@@ -235,14 +235,17 @@ class AUC(ModelProblem):
             return x_mean / (p * (1 - p))
         return (self.margin + x_mean / (p * (1 - p))).clamp(0.0, _LARGEST_DUAL)
 
-    def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> Evaluation:
-        out, by_client = metrics.ranking(self, z, splits, self.positive)
-        train = splits["train"]
+    def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> list[Evaluation]:
+        ranks, train = metrics.ranking(self, z, splits, self.positive), splits["train"]
         with torch.no_grad():
-            x_mean = sum((self.coupling(z, b.data) * b.w).sum() for b in train.pieces())
-        best = torch.cat(
-            [z[..., :-1], self.optimal_dual(torch.as_tensor(x_mean)).reshape(1, 1).to(z)], dim=-1
-        )
+            parts = [
+                self.at_each(z, b, lambda z, b: (self.coupling(z, b.data) * b.w).sum(-1, keepdim=True))
+                for b in train.pieces()
+            ]
+        best = torch.cat([z[..., :-1], self.optimal_dual(torch.stack(parts).sum(0))], dim=-1)
         phi, F = metrics.objective(self, best, train)  # Danskin: grad phi(v) = grad_v f(v, alpha*)
-        out |= {"phi": phi, "grad_phi": F[..., :-1].norm().item()}
-        return Evaluation(out, {"auc": by_client})
+        closed = zip(phi.tolist(), F[..., :-1].norm(dim=(-2, -1)).tolist(), strict=True)
+        return [
+            Evaluation(values | {"phi": phi, "grad_phi": norm}, {"auc": by_client})
+            for (values, by_client), (phi, norm) in zip(ranks, closed, strict=True)
+        ]

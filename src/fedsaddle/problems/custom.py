@@ -103,13 +103,15 @@ class Custom(Problem):
         out: Tensor = prox(v, lr)
         return out
 
-    def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> Evaluation:
+    def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> list[Evaluation]:
         _, F = objective(self, z, splits["train"])
-        out = {"field_norm": F.norm().item()}
+        out = [Evaluation({"field_norm": norm}) for norm in F.norm(dim=(-2, -1)).tolist()]
         if self.metrics is not None:
             data = dict(splits.get("test", splits["train"]).data)
-            out |= {k: float(v) for k, v in self.metrics(z[0, : self.n_x], z[0, self.n_x :], data).items()}
-        return Evaluation(out)
+            for e, one in zip(out, z[:, 0], strict=True):
+                made = self.metrics(one[: self.n_x], one[self.n_x :], data)
+                e.values.update({k: float(v) for k, v in made.items()})
+        return out
 
     def check(self, federation: Federation) -> None:
         pass  # the loss takes whatever fields it needs

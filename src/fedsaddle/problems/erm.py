@@ -14,7 +14,7 @@ from fedsaddle import metrics
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.metrics import Evaluation, Split
-from fedsaddle.problem import Data, ModelProblem
+from fedsaddle.problem import Batch, Data, ModelProblem
 
 LOSSES = ("logistic", "cross_entropy", "squared")
 
@@ -78,18 +78,16 @@ class ERM(ModelProblem):
         return functional.softplus(torch.where(y == self.positive, -h, h))
 
     def correct(self, z: Tensor, split: Split) -> Tensor:
-        """1.0 where the predicted class is right, over all samples of a split: [n]."""
-        parts = []
-        with torch.no_grad():
-            for batch in split.pieces():
-                y = batch.data["y"]
-                if self.loss == "cross_entropy":
-                    hit = self.outputs(z, batch.data["x"]).argmax(-1) == y
-                else:
-                    threshold = 0.0 if self.loss == "logistic" else 0.5  # squared: targets are 0 and 1
-                    hit = (self.scores(z, batch.data["x"]) > threshold) == (y == self.positive)
-                parts.append(hit.squeeze(0))
-        return torch.cat(parts).double()
+        """1.0 where the predicted class is right, over all samples of a split, at z [R, 1, d]: [R, n]."""
+
+        def hit(z: Tensor, batch: Batch) -> Tensor:
+            x, y = batch.data["x"], batch.data["y"]
+            if self.loss == "cross_entropy":
+                return self.outputs(z, x).argmax(-1) == y
+            threshold = 0.0 if self.loss == "logistic" else 0.5  # squared: targets are 0 and 1
+            return (self.scores(z, x) > threshold) == (y == self.positive)
+
+        return self.over_samples(z, split, hit).double()
 
     def check(self, federation: Federation) -> None:
         if "y" in federation.data and federation.data["y"].is_floating_point() and self.loss != "squared":
@@ -105,19 +103,28 @@ class ERM(ModelProblem):
                 "give it that many, or use loss='logistic' with one output"
             )
 
-    def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> Evaluation:
+    def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> list[Evaluation]:
         loss, F = metrics.objective(self, z, splits["train"])
-        out, by_client = {"loss": loss, "grad_norm": F.norm().item()}, {}
+        norms = F.norm(dim=(-2, -1)).tolist()
+        out = [
+            Evaluation({"loss": value, "grad_norm": norm}, {})
+            for value, norm in zip(loss.tolist(), norms, strict=True)
+        ]
         if federation.data["y"].is_floating_point():
-            return Evaluation(out)
+            return out
         if len(federation.classes) == 2 or self.loss != "cross_entropy":
-            ranks, by_client["auc"] = metrics.ranking(self, z, splits, self.positive)
-            out |= ranks
+            ranks = metrics.ranking(self, z, splits, self.positive)
+            for e, (values, by_client) in zip(out, ranks, strict=True):
+                e.values.update(values)
+                e.by_client["auc"] = by_client
         right = {name: self.correct(z, split) for name, split in splits.items()}
         for name, key in (("test", "accuracy"), ("valid", "valid_accuracy"), ("train", "train_accuracy")):
             if name in right:
-                out[key] = right[name].mean().item()
+                for e, value in zip(out, right[name].mean(-1).tolist(), strict=True):
+                    e.values[key] = value
         split = metrics.clients_split(splits)
         hits = right["test"] if split is splits.get("test") else right["train"]
-        by_client["accuracy"] = split.client_means(hits)
-        return Evaluation(out | metrics.spread(by_client["accuracy"], "accuracy"), by_client)
+        for e, shares in zip(out, split.client_means(hits), strict=True):
+            e.values.update(metrics.spread(shares, "accuracy"))
+            e.by_client["accuracy"] = shares
+        return out

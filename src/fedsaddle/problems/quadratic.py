@@ -71,10 +71,15 @@ class QuadraticSaddle(Problem):
         z: Tensor = torch.linalg.solve(K, torch.cat([-a, b]))
         return z.unsqueeze(0)
 
-    def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> Evaluation:
+    @property
+    def broadcasts(self) -> bool:
+        return True
+
+    def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> list[Evaluation]:
         _, F = objective(self, z, splits["train"])
-        distance = (z.double().cpu() - self.saddle(federation)).norm().item()
-        return Evaluation({"distance": distance, "field_norm": F.norm().item()})
+        distances = (z.double().cpu() - self.saddle(federation)).norm(dim=(-2, -1)).tolist()
+        norms = F.norm(dim=(-2, -1)).tolist()
+        return [Evaluation({"distance": a, "field_norm": b}) for a, b in zip(distances, norms, strict=True)]
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
