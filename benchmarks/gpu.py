@@ -4,11 +4,14 @@ Workloads (generated data, CODASCA on the square-surrogate AUC):
 
     W1        100 clients x 300 samples x 123 features, linear, 100 a round x 20 steps x batch 32
     W2        100 clients x 100 images 3x32x32, the 32-64-64 CNN, 100 a round x 20 steps x batch 10
-    resnet18  10 clients x 200 images, ResNet-18 with GroupNorm, 10 a round x 5 steps x batch 32
+    resnet18  10 clients x 200 images, ResNet-18 with GroupNorm, 10 a round x 5 steps x batch 32, bf16
+    densenet121  the same with DenseNet-121; not compiled, which takes the better part of an hour
 
 The sequential loop is what one writes by hand: a module a client, forward, backward, in-place updates with variates.
 
-    python benchmarks/gpu.py [--workloads W1 W2 resnet18] [--json FILE]
+TFLOP/s count the multiplications and additions of forward and backward passes (torch.utils.flop_counter).
+
+    python benchmarks/gpu.py [--workloads W1 W2 resnet18 densenet121] [--json FILE]
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import fedsaddle as fs
 from fedsaddle import models
@@ -38,14 +42,22 @@ class Workload(NamedTuple):
     steps: int
     batch: int
     precision: str
-    flops: float  # forward + backward of one sample, multiply-adds counted twice; 0: not computed
+    compiled: bool = True  # whether the compiled step is measured too
 
 
 WORKLOADS = {
-    "W1": Workload(100, 300, (123,), "linear", 100, 20, 32, "full", 0),
-    "W2": Workload(100, 100, (3, 32, 32), "cnn", 100, 20, 10, "full", 0),
-    "resnet18": Workload(10, 200, (3, 32, 32), "resnet18", 10, 5, 32, "bf16", 3 * 2 * 555.4e6),
+    "W1": Workload(100, 300, (123,), "linear", 100, 20, 32, "full"),
+    "W2": Workload(100, 100, (3, 32, 32), "cnn", 100, 20, 10, "full"),
+    "resnet18": Workload(10, 200, (3, 32, 32), "resnet18", 10, 5, 32, "bf16"),
+    "densenet121": Workload(10, 200, (3, 32, 32), "densenet121", 10, 5, 32, "bf16", compiled=False),
 }
+
+
+def flops(w: Workload) -> float:
+    """Of the forward and backward pass of one sample, multiply-adds counted twice."""
+    with FlopCounterMode(display=False) as counter:
+        model(w)(torch.zeros(1, *w.shape)).sum().backward()
+    return float(counter.get_total_flops())
 
 
 def federation(w: Workload) -> fs.Federation:
@@ -163,6 +175,8 @@ def main() -> None:
             "compiled graph": {"compile": True},
             "sequential": None,
         }
+        if not w.compiled:
+            del ways["compiled graph"]
         for how, options in ways.items():
             try:
                 round_ = Sequential(w) if options is None else Stacked(w, precision=w.precision, **options)
@@ -175,14 +189,13 @@ def main() -> None:
             row[how] = seconds(round_, 2 if how == "sequential" else 5)
             del round_
             torch.cuda.empty_cache()
-        steps = w.cohort * w.steps
+        steps, work = w.cohort * w.steps, w.cohort * w.steps * w.batch * flops(w)
         for how, t in row.items():
-            extra = f", {steps * w.batch * w.flops / t / 1e12:.1f} TFLOP/s" if w.flops else ""
             print(
                 f"{name:9s} {w.precision:5s} {how:15s} {1e3 * t:8.1f} ms  {steps / t:10,.0f} client steps/s  "
-                f"{row['sequential'] / t:7.1f} x sequential{extra}"
+                f"{row['sequential'] / t:7.1f} x sequential, {work / t / 1e12:.2f} TFLOP/s"
             )
-        results[name] = {"seconds": row, "client_steps": steps}
+        results[name] = {"seconds": row, "client_steps": steps, "tflop": work / 1e12}
     if args.json:
         with open(args.json, "w") as file:
             json.dump(results, file, indent=1)

@@ -16,9 +16,10 @@ from fedsaddle.algorithms import CODA, CODASCA, SCAFFOLD, CODAPlus, FedAvg, Loca
 from fedsaddle.clients import NobodyAnswered
 from fedsaddle.cohort import Batching
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.flat import FlatModel
 from fedsaddle.models import CNN, MLP
 from fedsaddle.participation import Uniform
-from fedsaddle.problem import Batch, FlatModel, tree_map
+from fedsaddle.problem import Batch, tree_map
 from fedsaddle.problems import AUC, ERM, Custom, QuadraticSaddle, quadratic_federation
 from tests import harness
 from tests.harness import FULL, TWINS, binary, clients_of, connect, drive, federation
@@ -53,6 +54,9 @@ MODULES = {
     "tied": lambda: (lambda layer: nn.Sequential(layer, nn.ReLU(), layer))(nn.Linear(3, 3)),
     "frozen": lambda: nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.ReLU(), nn.Linear(3, 1)),
     "group_norm": lambda: nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4), nn.ELU(), nn.Linear(4, 1)),
+    "conv": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 1, 3)), nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(6, 1)
+    ),  # not a plain stack: Unflatten
     "nested_sequential": lambda: nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.GELU()), nn.Linear(4, 1)),
 }
 
@@ -95,6 +99,59 @@ def test_flat_gradients_are_the_modules(name):
         (own(x[i]) ** 2).sum().backward()
         expected = torch.cat([p.grad.reshape(-1) for p in own.parameters() if p.requires_grad])
         torch.testing.assert_close(gradient[i], expected)
+
+
+IMAGE_MODULES = {
+    "cnn": lambda: CNN(2, 18),
+    "group_norm": lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=2, padding=1, bias=False), nn.GroupNorm(2, 4), nn.SiLU(), nn.AvgPool2d(3),
+        nn.Conv2d(4, 3, 2, dilation=2, padding="same"), nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(12, 2),
+    ),
+    "average": lambda: nn.Sequential(nn.Conv2d(2, 3, 5), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1)),
+    "two_convolutions_of_a_pixel": lambda: nn.Sequential(nn.Conv2d(2, 3, 18), nn.Tanh(), nn.Conv2d(3, 1, 1), nn.Flatten()),
+    "grouped": lambda: nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(512, 1)),
+    "linear_on_rows": lambda: nn.Sequential(nn.Conv2d(2, 1, 3), nn.Linear(16, 2), nn.Flatten(), nn.Linear(32, 1)),
+    "reflecting": lambda: nn.Sequential(
+        nn.Conv2d(2, 1, 3, padding=1, padding_mode="reflect"), nn.Flatten(), nn.Linear(324, 1)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IMAGE_MODULES)
+def test_stacked_images_equal_single_calls(name):
+    torch.manual_seed(0)
+    flat = FlatModel(IMAGE_MODULES[name]().double())
+    x, w = torch.randn(3, 5, 2, 18, 18).double(), torch.randn(3, flat.n).double().requires_grad_()
+    out = flat(w, x)
+    (gradient,) = torch.autograd.grad((out**2).sum(), w)
+    plain = name in ("cnn", "group_norm", "average", "two_convolutions_of_a_pixel")
+    assert (flat._layers is not None) == plain
+    for i in range(3):
+        own = flat.module_at(w[i])
+        torch.testing.assert_close(out[i], own(x[i]))
+        (own(x[i]) ** 2).sum().backward()
+        torch.testing.assert_close(gradient[i], torch.cat([p.grad.reshape(-1) for p in own.parameters()]))
+
+
+def test_images_without_a_channel_axis():
+    flat = FlatModel(CNN(1, 18).double())
+    x, w = torch.randn(2, 3, 18, 18).double(), torch.randn(2, flat.n).double()
+    torch.testing.assert_close(flat(w, x), flat(w, x.unsqueeze(2)))
+    torch.testing.assert_close(flat(w, x)[:1], flat(w[:1], x[:1]))
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "no_bias", "nested"])
+def test_samples_that_replicas_share(name):
+    """A view over the replicas of one seed gives what copies of it give."""
+    torch.manual_seed(0)
+    flat = FlatModel(MODULES[name]().double())
+    w = torch.randn(2, 4, 3, flat.n).double().requires_grad_()  # seeds, points, clients
+    x = torch.randn(2, 1, 3, 5, 3).double().expand(2, 4, 3, 5, 3)
+    assert flat.shares == (name != "nested")
+    shared, copied = flat(w, x), flat(w, x.contiguous())
+    torch.testing.assert_close(shared, copied)
+    gradients = [torch.autograd.grad((out**3).sum(), w)[0] for out in (shared, copied)]
+    torch.testing.assert_close(*gradients)
 
 
 def test_replica_axis():

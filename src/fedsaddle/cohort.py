@@ -109,7 +109,9 @@ class Cohort:
             return carry
         run, draw, block = local_steps, minibatches, 1
         if self.compile:
-            run, draw, block = compiled(local_steps), compiled(minibatches), self._unrolled(steps)
+            run, block = compiled(local_steps), self._unrolled(steps)
+            if not self.ids.is_cuda:  # Triton takes a 64-bit constant for a 32-bit one
+                draw = compiled(minibatches)
         ids, first, sizes, key = self._distinct()
         at_once = max(1, _INDICES_AT_ONCE // (ids.numel() * size * block)) * block
         end = self._drawn + steps

@@ -81,7 +81,7 @@ class CNN(nn.Sequential):
         _integer("CNN", "outputs", outputs)
         side = ((size - 2) // 2 - 2) // 2 - 2
         super().__init__(
-            _Images(),
+            Images(),
             nn.Conv2d(channels, 32, 3),
             nn.ReLU(),
             nn.MaxPool2d(2),
@@ -112,7 +112,7 @@ class ResNet18(nn.Sequential):
         _integer("ResNet18", "channels", channels)
         _integer("ResNet18", "outputs", outputs)
         _integer("ResNet18", "groups", groups)
-        layers: list[nn.Module] = [_Images(), _conv(channels, 64, 3), _norm(64, groups), nn.ReLU()]
+        layers: list[nn.Module] = [Images(), _conv(channels, 64, 3), _norm(64, groups), nn.ReLU()]
         width = 64
         for stage, stage_width in enumerate((64, 128, 256, 512)):
             layers.append(_Residual(width, stage_width, stride=1 if stage == 0 else 2, groups=groups))
@@ -139,7 +139,7 @@ class DenseNet121(nn.Sequential):
         _integer("DenseNet121", "outputs", outputs)
         _integer("DenseNet121", "groups", groups)
         growth, width = 32, 64
-        layers: list[nn.Module] = [_Images(), _conv(channels, width, 3)]
+        layers: list[nn.Module] = [Images(), _conv(channels, width, 3)]
         for block, depth in enumerate((6, 12, 24, 16)):
             if block > 0:  # transition: half the channels, half the side
                 layers += [_norm(width, groups), nn.ReLU(), _conv(width, width // 2, 1), nn.AvgPool2d(2)]
@@ -253,7 +253,7 @@ def check(model: nn.Module) -> None:
             )
 
 
-class _Images(nn.Module):
+class Images(nn.Module):
     """Give images without a channel axis, [B, H, W], one channel."""
 
     def forward(self, x: Tensor) -> Tensor:

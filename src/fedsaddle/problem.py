@@ -7,19 +7,16 @@ replica axis may stand in front: [R, S, d]), so one line of mathematics serves t
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
-from fedsaddle import models
-from fedsaddle.convolution import matrix_convolutions
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.flat import FlatModel
 
 if TYPE_CHECKING:
     from fedsaddle.clients import Clients
@@ -139,147 +136,6 @@ class Problem(ABC):
         return self
 
 
-class FlatModel:
-    """A PyTorch module as a function of one flat vector of its trainable parameters.
-
-    The parameters are views into the vector (`split`, whose backward is one concatenation). Frozen parameters and
-    constant buffers stay in the module.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        models.check(module)
-        self.module = copy.deepcopy(module)
-        parameters = {k: p for k, p in self.module.named_parameters() if p.requires_grad}
-        # each name once for every module that holds it: functional_call leaves a module that is used in two places
-        # with the last call's parameters when it ties weights itself
-        order = {id(p): i for i, p in enumerate(parameters.values())}
-        self._names = {
-            f"{path}.{k}".lstrip("."): order[id(p)]
-            for path, part in self.module.named_modules()
-            for k, p in part._parameters.items()
-            if p is not None and p.requires_grad
-        }
-        self.shapes = tuple(p.shape for p in parameters.values())
-        self.sizes = tuple(p.numel() for p in parameters.values())
-        self.n = sum(self.sizes)
-        self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()])
-        self._dense = _dense_layers(self.module)
-        self.dense = self._dense is not None  # a plain stack of dense layers
-
-    def _parameters(self, w: Tensor) -> dict[str, Tensor]:
-        parts = [p.view(s) for p, s in zip(w.split(self.sizes), self.shapes, strict=True)]
-        return {k: parts[i] for k, i in self._names.items()}
-
-    def _one(self, w: Tensor, x: Tensor) -> Tensor:
-        out: Tensor = functional_call(self.module, self._parameters(w), (x,), tie_weights=False)
-        return out
-
-    def _matrix(self, w: Tensor, x: Tensor) -> Tensor:
-        with matrix_convolutions():
-            return self._one(w, x)
-
-    def __call__(self, w: Tensor, x: Tensor) -> Tensor:
-        """Outputs for each client's own parameters: w [..., S, n], x [..., S, B, ...] -> [..., S, B, outputs].
-
-        A single client is one plain call of the module; more are one batched call.
-        """
-        lead = w.shape[:-1]
-        if self._dense is not None and len(lead) == 3 and lead[1] > 1 and x.stride(1) == 0:
-            return self._dense_on_shared(w, x)
-        if lead.numel() == 1:
-            out = self._one(w.reshape(-1), x.reshape(x.shape[len(lead) :])).unsqueeze(0)
-        else:
-            batched = (
-                vmap(self._matrix if w.is_cuda else self._one) if self._dense is None else self._dense_layers
-            )
-            out = batched(w.reshape(-1, self.n), x.reshape(-1, *x.shape[len(lead) :]))
-        if out.ndim == 2:  # a module that returns [B] has one output
-            out = out.unsqueeze(-1)
-        return out.reshape(*lead, *out.shape[1:])
-
-    def _dense_layers(self, w: Tensor, x: Tensor) -> Tensor:
-        """A plain stack of dense layers as batched matrix products, without vmap's cost a call: [S, n], [S, B, ...]."""
-        assert self._dense is not None
-        return self._rest_of_layers(self._dense, iter(w.split(self.sizes, dim=-1)), x)
-
-    def _rest_of_layers(self, layers: Sequence[nn.Module], parts: Iterator[Tensor], x: Tensor) -> Tensor:
-        for layer in layers:
-            if isinstance(layer, nn.Linear):
-                weight = next(parts).view(-1, layer.out_features, layer.in_features)
-                # W x' rather than x W': faster for a few outputs, and never slower
-                x = (
-                    weight @ x.mT
-                    if layer.bias is None
-                    else torch.baddbmm(next(parts).unsqueeze(-1), weight, x.mT)
-                ).mT
-            else:
-                x = x.flatten(2) if isinstance(layer, nn.Flatten) else layer(x)
-        return x
-
-    def _dense_on_shared(self, w: Tensor, x: Tensor) -> Tensor:
-        """The same where replicas [Q, P] share samples along P: the first layer reads each sample once for all P.
-
-        w [Q, P, S, n], x [Q, P, S, B, ...] (the same for every P) -> [Q, P, S, B, outputs].
-        """
-        assert self._dense is not None
-        at = next(i for i, layer in enumerate(self._dense) if isinstance(layer, nn.Linear))
-        first, (Q, P, S) = self._dense[at], w.shape[:-1]
-        assert isinstance(first, nn.Linear)
-        samples = x[:, 0].flatten(0, 1)  # [QS, B, ...]
-        for layer in self._dense[:at]:
-            samples = samples.flatten(2) if isinstance(layer, nn.Flatten) else layer(samples)
-        parts = iter(w.split(self.sizes, dim=-1))
-        weight = next(parts).unflatten(-1, (first.out_features, -1)).transpose(1, 2)  # [Q, S, P, out, in]
-        h = weight.reshape(Q * S, P * first.out_features, -1) @ samples.mT  # [QS, P out, B]
-        h = h.view(Q, S, P, first.out_features, -1).transpose(1, 2)  # [Q, P, S, out, B]
-        if first.bias is not None:
-            h = h + next(parts).unsqueeze(-1)
-        rest = (part.flatten(0, 2) for part in parts)
-        out = self._rest_of_layers(self._dense[at + 1 :], rest, h.flatten(0, 2).mT)
-        return out.view(Q, P, S, *out.shape[1:])
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> FlatModel:
-        moved = copy.copy(self)
-        moved.module = copy.deepcopy(self.module).to(device=device, dtype=dtype)
-        return moved
-
-    def module_at(self, w: Tensor) -> nn.Module:
-        """A module of the user's own class that holds the parameters w [n]."""
-        module = copy.deepcopy(self.module).to(device="cpu", dtype=w.dtype)
-        module.load_state_dict(self._parameters(w.detach().to("cpu")), strict=False)
-        return module
-
-
-_ELEMENTWISE = (
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Identity,
-)
-
-
-def _dense_layers(module: nn.Module) -> list[nn.Module] | None:
-    """The layers of a module that is nothing but distinct trainable dense layers and element-wise functions, else None."""
-    layers = list(module) if isinstance(module, nn.Sequential) else [module]
-    if isinstance(module, nn.Sequential) and type(module).forward is not nn.Sequential.forward:
-        return None
-    if module._forward_hooks or module._forward_pre_hooks:
-        return None
-    for layer in layers:
-        hooked = layer._forward_hooks or layer._forward_pre_hooks
-        flatten = type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
-        if hooked or not (type(layer) in (nn.Linear, *_ELEMENTWISE) or flatten):
-            return None
-    linear = [id(p) for layer in layers for p in layer.parameters()]
-    trainable = all(p.requires_grad for p in module.parameters())
-    return layers if trainable and len(set(linear)) == len(linear) else None
-
-
 @dataclass(frozen=True, eq=False)
 class ModelProblem(Problem):
     """A problem whose first primal variables are the parameters of a module."""
@@ -332,7 +188,7 @@ class ModelProblem(Problem):
 
     @property
     def broadcasts(self) -> bool:
-        return self.flat.dense
+        return self.flat.shares
 
     def all_scores(self, z: Tensor, split: Split) -> Tensor:
         """Scores of all samples of a split at z [R, 1, d]: [R, n]."""

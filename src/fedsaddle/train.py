@@ -31,9 +31,10 @@ from fedsaddle.engines.simulation import Simulation
 from fedsaddle.engines.torchrun import Torchrun
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.federation import Federation
+from fedsaddle.flat import FlatModel
 from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.participation import Full, Participation
-from fedsaddle.problem import FlatModel, ModelProblem, Problem
+from fedsaddle.problem import ModelProblem, Problem
 from fedsaddle.sampling import SAMPLINGS
 
 if TYPE_CHECKING:

@@ -1,0 +1,212 @@
+"""FlatModel: a PyTorch module as a function of one flat vector of its parameters, for one client or a stack of them.
+
+A user's module runs under vmap, whatever it is. A plain stack of layers (nn.Sequential of dense layers, convolutions,
+poolings, group norms and element-wise functions) is called layer by layer instead, which is faster: vmap costs more than the
+mathematics of a small model, and gives convolutions and poolings a layout that is slow on a CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+
+from fedsaddle import models
+from fedsaddle.convolution import matrix_convolutions
+
+
+class FlatModel:
+    """A PyTorch module as a function of one flat vector of its trainable parameters.
+
+    The parameters are views into the vector (`split`, whose backward is one concatenation). Frozen parameters and
+    constant buffers stay in the module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        models.check(module)
+        self.module = copy.deepcopy(module)
+        parameters = {k: p for k, p in self.module.named_parameters() if p.requires_grad}
+        # each name once for every module that holds it: functional_call leaves a module that is used in two places
+        # with the last call's parameters when it ties weights itself
+        order = {id(p): i for i, p in enumerate(parameters.values())}
+        self._names = {
+            f"{path}.{k}".lstrip("."): order[id(p)]
+            for path, part in self.module.named_modules()
+            for k, p in part._parameters.items()
+            if p is not None and p.requires_grad
+        }
+        self.shapes = tuple(p.shape for p in parameters.values())
+        self.sizes = tuple(p.numel() for p in parameters.values())
+        self.n = sum(self.sizes)
+        self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()])
+        self._layers = _plain_layers(self.module)
+        self._on_images = any(isinstance(layer, _ON_IMAGES) for layer in self._layers or ())
+
+    @property
+    def shares(self) -> bool:
+        """Whether samples that replicas share are read once for all of them."""
+        return self._layers is not None and not self._on_images
+
+    def _parameters(self, w: Tensor) -> dict[str, Tensor]:
+        parts = [p.view(s) for p, s in zip(w.split(self.sizes), self.shapes, strict=True)]
+        return {k: parts[i] for k, i in self._names.items()}
+
+    def _one(self, w: Tensor, x: Tensor) -> Tensor:
+        out: Tensor = functional_call(self.module, self._parameters(w), (x,), tie_weights=False)
+        return out
+
+    def _matrix(self, w: Tensor, x: Tensor) -> Tensor:
+        with matrix_convolutions():
+            return self._one(w, x)
+
+    def __call__(self, w: Tensor, x: Tensor) -> Tensor:
+        """Outputs for each client's own parameters: w [..., S, n], x [..., S, B, ...] -> [..., S, B, outputs].
+
+        A single client is one plain call of the module; more are one batched call.
+        """
+        lead = w.shape[:-1]
+        if self.shares and len(lead) == 3 and lead[1] > 1 and x.stride(1) == 0:
+            return self._on_shared(w, x)
+        if lead.numel() == 1:
+            out = self._one(w.reshape(-1), x.reshape(x.shape[len(lead) :])).unsqueeze(0)
+        else:
+            w, x = w.reshape(-1, self.n), x.reshape(-1, *x.shape[len(lead) :])
+            if self._layers is None or (self._on_images and w.is_cuda):
+                out = vmap(self._matrix if w.is_cuda else self._one)(w, x)
+            else:
+                out = _run(self._layers, iter(w.split(self.sizes, dim=-1)), x)
+        if out.ndim == 2:  # a module that returns [B] has one output
+            out = out.unsqueeze(-1)
+        return out.reshape(*lead, *out.shape[1:])
+
+    def _on_shared(self, w: Tensor, x: Tensor) -> Tensor:
+        """Dense layers where replicas [Q, P] share samples along P: the first layer reads each sample once for all P.
+
+        w [Q, P, S, n], x [Q, P, S, B, ...] (the same for every P) -> [Q, P, S, B, outputs].
+        """
+        assert self._layers is not None
+        at = next(i for i, layer in enumerate(self._layers) if isinstance(layer, nn.Linear))
+        first, (Q, P, S) = self._layers[at], w.shape[:-1]
+        assert isinstance(first, nn.Linear)
+        samples = _run(self._layers[:at], iter(()), x[:, 0].flatten(0, 1))  # [QS, B, in]
+        parts = iter(w.split(self.sizes, dim=-1))
+        weight = next(parts).unflatten(-1, (first.out_features, -1)).transpose(1, 2)  # [Q, S, P, out, in]
+        h = weight.reshape(Q * S, P * first.out_features, -1) @ samples.mT  # [QS, P out, B]
+        h = h.view(Q, S, P, first.out_features, -1).transpose(1, 2)  # [Q, P, S, out, B]
+        if first.bias is not None:
+            h = h + next(parts).unsqueeze(-1)
+        rest = (part.flatten(0, 2) for part in parts)
+        out = _run(self._layers[at + 1 :], rest, h.flatten(0, 2).mT)
+        return out.view(Q, P, S, *out.shape[1:])
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> FlatModel:
+        moved = copy.copy(self)
+        moved.module = copy.deepcopy(self.module).to(device=device, dtype=dtype)
+        return moved
+
+    def module_at(self, w: Tensor) -> nn.Module:
+        """A module of the user's own class that holds the parameters w [n]."""
+        module = copy.deepcopy(self.module).to(device="cpu", dtype=w.dtype)
+        module.load_state_dict(self._parameters(w.detach().to("cpu")), strict=False)
+        return module
+
+
+# ---- plain stacks of layers ------------------------------------------------------------------------------------
+
+_ELEMENTWISE = (
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Identity,
+)
+_POOLING = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+_ON_IMAGES = (nn.Conv2d, nn.GroupNorm, *_POOLING)
+
+
+def _plain_layers(module: nn.Module) -> list[nn.Module] | None:
+    """The layers of a module that is nothing but a stack of distinct trainable layers that `_run` knows, else None."""
+    layers = list(module) if isinstance(module, nn.Sequential) else [module]
+    if isinstance(module, nn.Sequential) and type(module).forward is not nn.Sequential.forward:
+        return None
+    if module._forward_hooks or module._forward_pre_hooks or not all(map(_known, layers)):
+        return None
+    parameters = [p for layer in layers for p in layer.parameters()]
+    if len({id(p) for p in parameters}) < len(parameters) or not all(p.requires_grad for p in parameters):
+        return None
+    kinds = [type(layer) for layer in layers]
+    if not any(kind in _ON_IMAGES for kind in kinds):
+        return layers
+    # images, then vectors, with a flatten between
+    flatten = kinds.index(nn.Flatten) if nn.Flatten in kinds else 0
+    before, after = kinds[:flatten], kinds[flatten + 1 :]
+    ordered = nn.Linear not in before and not any(kind in (*_ON_IMAGES, models.Images) for kind in after)
+    return _pool_first(layers) if ordered and flatten else None
+
+
+def _pool_first(layers: list[nn.Module]) -> list[nn.Module]:
+    """Pool before ReLU instead of after it: the same numbers and gradients, from a quarter of the pixels."""
+    layers = list(layers)
+    for i, (a, b) in enumerate(pairwise(layers)):
+        if isinstance(a, nn.ReLU) and isinstance(b, nn.MaxPool2d):
+            layers[i], layers[i + 1] = b, a
+    return layers
+
+
+def _known(layer: nn.Module) -> bool:
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    if isinstance(layer, nn.Flatten):
+        return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
+    if isinstance(layer, nn.Conv2d):
+        return type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
+    if isinstance(layer, nn.GroupNorm):
+        return type(layer) is nn.GroupNorm and layer.affine
+    if isinstance(layer, nn.MaxPool2d) and layer.return_indices:
+        return False
+    return type(layer) in (nn.Linear, models.Images, *_POOLING, *_ELEMENTWISE)
+
+
+def _run(layers: Sequence[nn.Module], parts: Iterator[Tensor], x: Tensor) -> Tensor:
+    """Call layers on all clients' samples at once, each client with its own parameters.
+
+    Vectors are batched matrix products. Images of S clients are one image of S times the channels, channels last in
+    memory, on which a convolution has S groups.
+
+    Args:
+        parts: weight and bias of each layer in turn, [S, k].
+        x: [S, B, ...].
+    """
+    S, images = len(x), False
+    for layer in layers:
+        if isinstance(layer, _ON_IMAGES) and not images:
+            x, images = x.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2), True  # [B, S C, H, W]
+        if isinstance(layer, nn.Linear):
+            weight = next(parts).view(-1, layer.out_features, layer.in_features)
+            # W x' rather than x W': faster for a few outputs, and never slower
+            plain = layer.bias is None
+            x = (weight @ x.mT if plain else torch.baddbmm(next(parts).unsqueeze(-1), weight, x.mT)).mT
+        elif isinstance(layer, nn.Conv2d):
+            weight = next(parts).reshape(-1, *layer.weight.shape[1:])  # [S O, C, h, w]
+            bias = next(parts).flatten() if layer.bias is not None else None
+            x = functional.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups=S)
+        elif isinstance(layer, nn.GroupNorm):
+            weight, shift = next(parts).flatten(), next(parts).flatten()
+            x = functional.group_norm(x, S * layer.num_groups, weight, shift, layer.eps)
+        elif isinstance(layer, models.Images):
+            x = x.unsqueeze(2) if x.ndim == 4 else x
+        elif isinstance(layer, nn.Flatten):
+            x = x.unflatten(1, (S, -1)).transpose(0, 1).flatten(2) if images else x.flatten(2)
+            images = False
+        else:  # element-wise, or pooling, which goes channel by channel
+            x = layer(x)
+    return x
