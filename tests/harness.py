@@ -26,6 +26,7 @@ from fedsaddle.algorithms import (
     CODAPlus,
     FedAvg,
     FedProx,
+    FedSGDA,
     LocalSGDA,
     PublishedCODASCA,
 )
@@ -35,10 +36,12 @@ from fedsaddle.engines.simulation import Simulation
 from fedsaddle.federation import Federation
 from fedsaddle.participation import Draw, Full, Participation, Uniform
 from fedsaddle.problem import Problem
-from fedsaddle.problems import AUC, ERM, QuadraticSaddle, quadratic_federation
+from fedsaddle.problems import AUC, ERM, NonconvexPL, QuadraticSaddle, quadratic_federation
 from tests.reference import algorithms as ref
+from tests.reference import fedsgda as ref_fedsgda
 from tests.reference import problems as refproblems
 from tests.reference import sampling as refsampling
+from tests.reference import synthetic_pl as ref_pl
 
 SEED = 7
 STACKED, SERIAL = None, 1  # the two engines, as `chunk`
@@ -118,6 +121,17 @@ def quadratics() -> Federation:
     )
 
 
+@cache
+def triples() -> Federation:
+    """Clients of the nonconvex-PL problem, from the reference's own generator."""
+    rng = np.random.default_rng(16)
+    clients = ref_pl.generate(rng, clients=6, samples=7, dim=2)
+    keep = (7, 3, 5, 6, 2, 7)
+    return federation(
+        *({k: v[:n] for k, v in zip("abc", c, strict=True)} for c, n in zip(clients, keep, strict=True))
+    )
+
+
 # --------------------------------------------------------------------------------- problems and their references
 
 
@@ -178,6 +192,12 @@ def _quadratic(z: np.ndarray, s: dict, w: list, clients: list) -> np.ndarray:
     )
 
 
+def _nonconvex_pl(z: np.ndarray, s: dict, w: list, clients: list) -> np.ndarray:
+    client = (s["a"], s["b"], s["c"])
+    g_x, g_y = ref_pl.client_gradient(z[:2], z[2:], client, list(range(len(w))), w, nu=0.8, mu=1.5)
+    return np.concatenate([g_x, -g_y])
+
+
 TWINS: dict[str, Twin] = {
     "auc": Twin(lambda: AUC(_linear()), binary, FEATURES + 3, 1, _auc),
     "auc_pooled": Twin(lambda: AUC(_linear(), p="pooled"), binary, FEATURES + 3, 1, _auc_pooled),
@@ -196,6 +216,7 @@ TWINS: dict[str, Twin] = {
     ),
     "squared": Twin(lambda: ERM(_linear(), loss="squared"), regression, FEATURES + 1, 0, _squared),
     "quadratic": Twin(lambda: QuadraticSaddle(3, 2), quadratics, 3, 2, _quadratic),
+    "nonconvex_pl": Twin(lambda: NonconvexPL(2, nu=0.8, mu=1.5), triples, 2, 2, _nonconvex_pl),
 }
 
 
@@ -267,6 +288,11 @@ class Case(NamedTuple):
     batching: Batching = Batching(4)
     participation: Participation = Full()
     rounds: int = 30
+
+
+def fedsgda(**arguments: Any) -> list[np.ndarray]:
+    trajectory, _ = ref_fedsgda.fedsgda(**arguments)
+    return [np.concatenate(z) for z in trajectory]
 
 
 SERVER = dict(lr=0.1, local_steps=3)
@@ -351,6 +377,53 @@ CASES: dict[str, Case] = {
         ref.codasca_as_published,
         participation=Uniform(3),
     ),
+    # FedSGDA
+    "fedsgda": Case(FedSGDA(lr=0.2, lr_dual=0.3, local_steps=3), "auc", fedsgda, participation=SOME),
+    "fedsgda-storm-pl": Case(
+        FedSGDA(lr=0.1, lr_dual=0.2, local_steps=3, decay=0.2, momentum=0.6),
+        "nonconvex_pl",
+        fedsgda,
+        participation=SOME,
+    ),
+    "fedsgda-storm-margin": Case(
+        FedSGDA(lr=0.2, local_steps=3, momentum=2.0), "auc_margin", fedsgda, REPLACE, participation=SOME
+    ),
+    "fedsgda-mb": Case(
+        FedSGDA(lr=0.1, lr_dual=0.2, local_steps=3, estimator="mb"),
+        "nonconvex_pl",
+        fedsgda,
+        participation=SOME,
+    ),
+    "fedsgda-mb-decay": Case(
+        FedSGDA(lr=0.2, local_steps=2, estimator="mb", decay=0.5), "logistic", fedsgda, participation=SOME
+    ),
+    "fedsgda-spider": Case(
+        FedSGDA(lr=0.1, lr_dual=0.2, local_steps=3, estimator="spider", period=4, large_cohort=5),
+        "auc",
+        fedsgda,
+        participation=Uniform(2),
+    ),
+    "fedsgda-spider-squared": Case(
+        FedSGDA(lr=0.1, local_steps=3, estimator="spider", period=7),
+        "nonconvex_pl",
+        fedsgda,
+        participation=Uniform(2),
+    ),
+    "fedsgda-svrg": Case(
+        FedSGDA(lr=0.1, lr_dual=0.15, local_steps=3, estimator="svrg", period=5, large_cohort=3),
+        "quadratic",
+        fedsgda,
+        Batching(2),
+        Uniform(2),
+    ),
+    "fedsgda-averaged": Case(
+        FedSGDA(lr=0.1, local_steps=3, estimator="averaged", momentum=0.7),
+        "quadratic",
+        fedsgda,
+        Batching(2),
+        SOME,
+    ),
+    "fedsgda-full_batch": Case(FedSGDA(lr=0.2, local_steps=3), "auc_pooled", fedsgda, FULL),
     "published-gradient": Case(
         PublishedCODASCA(lr=0.1, local_steps=4, gamma=0.5, stage_rounds=7, clip=0.3),
         "auc",
@@ -371,9 +444,11 @@ def minibatch(
     )
 
 
-def participants(case: Case, n: int) -> Callable[[int], list[int]]:
+def participants(scheme: Participation, n: int, number: int = 0) -> Callable[[int], list[int]]:
+    """Who answers in round r, in the given draw of the round."""
+
     def who(r: int) -> list[int]:
-        draw = case.participation.draw(n, SEED, r)
+        draw = scheme.draw(n, SEED, r, number)
         return np.repeat(draw.ids, draw.counts)[np.repeat(draw.answered, draw.counts)].tolist()
 
     return who
@@ -392,7 +467,9 @@ def reference_arguments(case: Case) -> dict[str, Any]:
     twin, alg = TWINS[case.twin], case.algorithm
     clients = clients_of(twin.data())
     N = len(clients)
-    who = participants(case, N)
+    if case.reference is fedsgda:
+        return fedsgda_arguments(case)
+    who = participants(case.participation, N)
 
     def field(k: int, z: np.ndarray, r: int, t: int) -> np.ndarray:
         rows, w = minibatch(r, 0, t, k, len(next(iter(clients[k].values()))), case.batching)
@@ -438,6 +515,47 @@ def reference_arguments(case: Case) -> dict[str, Any]:
         rounds=case.rounds,
         project=twin.project,
         **arguments,
+    )
+
+
+def fedsgda_arguments(case: Case) -> dict[str, Any]:
+    twin, alg = TWINS[case.twin], case.algorithm
+    clients = clients_of(twin.data())
+    N, sizes = len(clients), [len(next(iter(c.values()))) for c in clients]
+
+    def field(k: int, z: np.ndarray, rows: list, w: list) -> np.ndarray:
+        return twin.field(z, {f: v[rows] for f, v in clients[k].items()}, w, clients)
+
+    def project(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        z = twin.project(np.concatenate([x, y]))
+        return z[: twin.n_x], z[twin.n_x :]
+
+    periodic = alg.estimator in ("spider", "svrg")
+    some = participants(case.participation, N, 1)  # the second draw of a round is phase A's
+    M = len(case.participation.draw(N, SEED, 0).ids)
+    many = participants(Uniform(min(N, alg.large_cohort or M * M)), N, 1)
+    decay = alg.decay if alg.decay is not None else {"storm": 1 / 3, "averaged": 1 / 3}.get(alg.estimator, 0)
+    z0 = twin.z0()
+    return dict(
+        gradient=ref_fedsgda.gradient_of_field(field, twin.n_x),
+        collect=ref_fedsgda.full_batch(sizes),
+        minibatch=lambda r, t, k: (
+            minibatch(r, 1, t, k, sizes[k], case.batching)
+            if case.batching.size
+            else ref_fedsgda.full_batch(sizes)(r, k)
+        ),
+        who_a=lambda r: many(r) if periodic and ref_fedsgda.refreshes(r, alg.period) else some(r),
+        who_b=participants(case.participation, N),
+        x0=z0[: twin.n_x],
+        y0=z0[twin.n_x :],
+        rounds=case.rounds,
+        estimator={"averaged": "average"}.get(alg.estimator, alg.estimator),
+        eta=ref_fedsgda.power(alg.lr, decay),
+        gamma=ref_fedsgda.power(alg.lr if alg.lr_dual is None else alg.lr_dual, decay),
+        alpha=ref_fedsgda.momentum(alg.momentum, decay),
+        period=alg.period if periodic else None,
+        local_steps=alg.local_steps,
+        project=project,
     )
 
 

@@ -12,6 +12,7 @@ from fedsaddle.algorithms import (
     CODAPlus,
     FedAvg,
     FedProx,
+    FedSGDA,
     LocalSGDA,
     PublishedCODASCA,
 )
@@ -20,7 +21,15 @@ from fedsaddle.federation import Federation
 from fedsaddle.models import group_norm
 from fedsaddle.participation import Cyclic, Full, Independent, Markov, Participation, Trace, Uniform
 from fedsaddle.problem import Problem
-from fedsaddle.problems import AUC, ERM, Custom, QuadraticSaddle, quadratic_federation
+from fedsaddle.problems import (
+    AUC,
+    ERM,
+    Custom,
+    NonconvexPL,
+    QuadraticSaddle,
+    nonconvex_pl_federation,
+    quadratic_federation,
+)
 from fedsaddle.train import Run, train
 
 try:
@@ -30,6 +39,7 @@ except _metadata.PackageNotFoundError:  # run from a source tree that is not ins
 
 __all__ = [
     "AUC", "CODA", "CODASCA", "ERM", "NPA", "SCAFFOLD", "Algorithm", "CODAPlus", "Custom", "Cyclic", "FedAvg", "FedProx",
-    "Federation", "FedsaddleError", "Full", "Independent", "LocalSGDA", "Markov", "Participation", "Problem",
-    "PublishedCODASCA", "QuadraticSaddle", "Run", "Trace", "Uniform", "data", "group_norm", "quadratic_federation", "train",
+    "FedSGDA", "Federation", "FedsaddleError", "Full", "Independent", "LocalSGDA", "Markov", "NonconvexPL", "Participation",
+    "Problem", "PublishedCODASCA", "QuadraticSaddle", "Run", "Trace", "Uniform", "data", "group_norm",
+    "nonconvex_pl_federation", "quadratic_federation", "train",
 ]  # fmt: skip

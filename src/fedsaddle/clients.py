@@ -6,6 +6,7 @@ and is counted here, for every engine alike.
     mean(work, message)     one phase; the (weighted) mean of the replies, and the share of all clients in it
     gather(work, message)   one phase; all replies
     sample(m, p)            draw other participants than the round's, to pass as `who`
+    round_size()            how many the round's are
     forget()                all clients drop their memory (no traffic: a flag in the next message)
 
 Client work is a method `work(cohort, message) -> (reply, memory)` that reads nothing but its arguments and the frozen
@@ -31,7 +32,7 @@ from torch import Tensor
 from fedsaddle import sampling
 from fedsaddle.cohort import Cohort
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.participation import Draw, Participation
+from fedsaddle.participation import Draw, Participation, Uniform
 from fedsaddle.problem import Problem, tree_map
 
 T = TypeVar("T")
@@ -49,6 +50,20 @@ class Once(NamedTuple):
 
     value: Tensor
     version: int  # what the client holds is outdated when this changes
+
+
+class Control(NamedTuple):
+    """A number in a message that is control information, such as the round's step size, and is not counted.
+
+    A plain Python value may change a few times in a run, since a recorded or compiled work is made for its value; what
+    changes every round goes in a tensor.
+    """
+
+    value: Any  # on the clients' side the tensor itself: [1, 1], or one a replica [R, 1, 1]
+
+    @staticmethod
+    def of(value: float | Tensor, like: Tensor) -> Control:
+        return Control(value.to(like) if isinstance(value, Tensor) else like.new_full((1, 1), value))
 
 
 class PhaseTraffic(NamedTuple):
@@ -161,17 +176,24 @@ class Clients(ABC):
         )
 
     def sample(self, m: int | None = None, p: np.ndarray | None = None) -> Draw:
-        """Participants drawn anew: by the run's scheme, or m of all with probabilities p (with replacement)."""
+        """Participants drawn anew: by the run's scheme, m distinct of all, or m with probabilities p (with replacement)."""
         self._draws += 1
         if m is None:
             return self._draw(self._draws)
 
         def drawn(seed: int) -> Draw:
-            rng = np.random.default_rng([sampling.SERVER, seed, self.round, self._draws])
-            ids = rng.choice(self.n_clients, size=m, p=p)
+            if p is None:
+                ids = Uniform(m).ask(self.n_clients, seed, self.round, self._draws)
+            else:
+                rng = np.random.default_rng([sampling.SERVER, seed, self.round, self._draws])
+                ids = rng.choice(self.n_clients, size=m, p=p)
             return self.participation.ask_these(ids, seed, self.round, self._draws)
 
         return self._for_each_seed(drawn)
+
+    def round_size(self) -> int:
+        """How many clients the run's scheme asks in this round."""
+        return int(self._participants().ids.shape[-1])
 
     def everyone(self) -> Draw:
         """All clients, for a phase that needs each of them, such as the set-up."""
@@ -231,6 +253,11 @@ class Clients(ABC):
 
     # ---- one phase ---------------------------------------------------------------------------------------
 
+    def _participants(self) -> Draw:
+        if self._cohort is None:
+            self._cohort = self._draw(0)
+        return self._cohort
+
     def _draw(self, draw: int) -> Draw:
         """Who takes part by the run's scheme: ids [S], or [R, S] with replicas."""
         round = max(self.round, 0)
@@ -252,10 +279,7 @@ class Clients(ABC):
         self, work: Work, message: Any, who: Draw | None
     ) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
         """Yield (ids, how often each was drawn, replies) of those who answer, part by part; count the traffic."""
-        if who is None:
-            if self._cohort is None:
-                self._cohort = self._draw(0)
-            who = self._cohort
+        who = who or self._participants()
         if self.has_memory and (who.counts > 1).any():
             client, times = next((i, n) for i, n in zip(who.ids.flat, who.counts.flat, strict=True) if n > 1)
             raise FedsaddleError(
@@ -319,8 +343,8 @@ class ClientWorkError(FedsaddleError):
 
 
 def _unwrap(message: Any) -> Any:
-    """The message as a client reads it: every Once replaced by its value."""
-    if isinstance(message, Once):
+    """The message as a client reads it: every Once and Control replaced by its value."""
+    if isinstance(message, Once | Control):
         return message.value
     if isinstance(message, tuple):
         parts = [_unwrap(part) for part in message]
@@ -338,7 +362,7 @@ def _onces(message: Any) -> Iterator[Once]:
 
 def _numbers(tree: Any) -> int:
     """How many numbers a message consists of, what is sent once apart; Python values are control information and free."""
-    if isinstance(tree, Once):
+    if isinstance(tree, Once | Control):
         return 0
     if isinstance(tree, Tensor):
         return tree.numel()

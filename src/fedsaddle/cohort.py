@@ -125,9 +125,9 @@ class Cohort:
         return carry
 
     def _unrolled(self, steps: int) -> int:
-        """How many steps are compiled as one: calling compiled code costs as much as a step of a small model."""
+        """How many steps are compiled as one: calling compiled code costs as much as several steps of a small model."""
         small = self._like.device.type == "cpu" and self.problem.n_x + self.problem.n_y <= _SMALL_MODEL
-        return max(k for k in range(1, 9) if steps % k == 0) if small else 1
+        return max(k for k in range(1, 11) if steps % k == 0) if small else 1
 
     def batch(self, size: int) -> Batch:
         """One minibatch of its own size, drawn without replacement."""

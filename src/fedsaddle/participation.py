@@ -82,7 +82,9 @@ class Participation(ABC):
     def ask_these(self, asked: Ids, seed: int, round: int, draw: int) -> Draw:
         """The draw of given clients (as often as each was drawn), some of which fail to answer."""
         ids, counts = np.unique(asked, return_counts=True)
-        answered = _rng(_FAILED, seed, round, draw).random(len(ids)) >= self.failure
+        answered = np.ones(len(ids), dtype=bool)
+        if self.failure:
+            answered = _rng(_FAILED, seed, round, draw).random(len(ids)) >= self.failure
         return Draw(ids, counts.astype(np.int64, copy=False), answered)
 
     def _error(self, rule: str, value: object) -> FedsaddleError:

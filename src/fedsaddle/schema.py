@@ -28,13 +28,16 @@ from fedsaddle.federation import Federation
 from fedsaddle.models import FROM_SHAPE, MODELS
 from fedsaddle.participation import PARTICIPATION
 from fedsaddle.partitions import PARTITIONS, TRANSFORMS
-from fedsaddle.problems import PROBLEMS, quadratic_federation
+from fedsaddle.problems import PROBLEMS, nonconvex_pl_federation, quadratic_federation
 from fedsaddle.toml import quoted, to_key
 from fedsaddle.train import train
 
 Tree = dict[str, Any]  # what a TOML file, or a section of it, holds
 
-GENERATED: dict[str, Callable[..., Federation]] = {"quadratic": quadratic_federation}
+GENERATED: dict[str, Callable[..., Federation]] = {
+    "quadratic": quadratic_federation,
+    "nonconvex_pl": nonconvex_pl_federation,
+}
 NAMED: dict[str, Mapping[str, Any]] = {  # section -> name -> class, function or DatasetInfo
     "data": {**DATASETS, **GENERATED},
     "partition": PARTITIONS,

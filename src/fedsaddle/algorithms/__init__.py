@@ -5,6 +5,7 @@ from fedsaddle.algorithms.coda import CODA, NPA, CODAPlus
 from fedsaddle.algorithms.codasca import CODASCA
 from fedsaddle.algorithms.codasca_published import PublishedCODASCA
 from fedsaddle.algorithms.fedavg import SCAFFOLD, FedAvg, FedProx, LocalSGDA
+from fedsaddle.algorithms.fedsgda import FedSGDA
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "local_sgda": LocalSGDA,
@@ -16,6 +17,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "coda_plus": CODAPlus,
     "codasca": CODASCA,
     "codasca_as_published": PublishedCODASCA,
+    "fedsgda": FedSGDA,
 }
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "CODAPlus",
     "FedAvg",
     "FedProx",
+    "FedSGDA",
     "LocalSGDA",
     "PublishedCODASCA",
 ]
