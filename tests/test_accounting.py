@@ -13,6 +13,7 @@ from fedsaddle.algorithms import (
     CODAPlus,
     FedAvg,
     FedProx,
+    FedSGDA,
     LocalSGDA,
     PublishedCODASCA,
 )
@@ -67,6 +68,24 @@ TABLE = {
     "codasca-gamma": (
         CODASCA(**STAGED, gamma=0.1),
         {"drift_corrected_steps": plus(each_round(2 * D, 2 * D), v_ref)},
+    ),
+    "fedsgda-mb": (
+        FedSGDA(local_steps=2, estimator="mb"),
+        {"full_fields": each_round(D, D), "corrected_steps": each_round(2 * D, D)},
+    ),
+    "fedsgda": (  # the first round needs no second point
+        FedSGDA(local_steps=2),
+        {
+            "full_fields": plus(each_round(2 * D, 2 * D), (0, -N * D, -N * D)),
+            "corrected_steps": each_round(2 * D, D),
+        },
+    ),
+    "fedsgda-spider": (  # nor do rounds 3 and 6, which start afresh
+        FedSGDA(local_steps=2, estimator="spider", period=3),
+        {
+            "full_fields": plus(each_round(2 * D, 2 * D), (0, -3 * N * D, -3 * N * D)),
+            "corrected_steps": each_round(2 * D, D),
+        },
     ),
     "codasca_as_published": (
         PublishedCODASCA(**STAGED, gamma=0.1),

@@ -237,7 +237,7 @@ def test_field_is_the_derivative_of_the_losses(name):
     make, data = FIELDS[name]
     torch.manual_seed(0)
     engine = connect(make(), data())
-    problem, cohort = engine.problem, engine.cohort(torch.arange(4), 0)
+    problem, cohort = engine.problem, engine.cohort(np.arange(4), 0)
     seen = []
     cohort.scan(lambda carry, batch: seen.append(batch) or carry, torch.zeros(1, 1), 2)
     batch = seen[1]
@@ -255,7 +255,7 @@ def test_margin_field(margin):
     """Primal entries are derivatives of F_m; the dual's is the public code's step, whatever the data."""
     torch.manual_seed(0)
     engine = connect(AUC(MLP(3, (4,)), p=0.3, dual="margin", margin=margin), binary())
-    cohort = engine.cohort(torch.arange(4), 0)
+    cohort = engine.cohort(np.arange(4), 0)
     z = 0.5 * torch.randn(4, engine.problem.n_x + 1, dtype=torch.float64)
     F = cohort.full_field(z)
     expected = differences(lambda z: cohort.full_loss(z)[:, 0], z)
@@ -266,7 +266,7 @@ def test_margin_field(margin):
 
 def test_pieces_do_not_matter(monkeypatch):
     engine = connect(AUC(nn.Linear(3, 1), p=0.3), binary())
-    cohort, z = engine.cohort(torch.arange(6), 0), torch.randn(1, 7).double()
+    cohort, z = engine.cohort(np.arange(6), 0), torch.randn(1, 7).double()
     whole = cohort.full_field(z), cohort.full_loss(z)
     for numbers in (1, 60, 100):
         monkeypatch.setattr("fedsaddle.cohort._NUMBERS_AT_ONCE", numbers)
@@ -282,7 +282,7 @@ def test_dual_from_statistics_is_the_optimal_dual(dual, margin):
         y = np.array([1, 0, 1, 0])
         fed = federation(*({"x": rng.normal(size=(4, 3)) + shift * y[:, None], "y": y} for _ in range(3)))
         engine = connect(AUC(nn.Linear(3, 1), dual=dual, margin=margin), fed)
-        cohort, problem = engine.cohort(torch.arange(3), 0), engine.problem
+        cohort, problem = engine.cohort(np.arange(3), 0), engine.problem
         z = torch.cat([torch.ones(1, 3), torch.zeros(1, 4)], 1).double()
         coupling = lambda data, c=cohort, p=problem, z=z: p.coupling(c.each(z), data)
         x_mean = cohort.full_mean(coupling).mean()
@@ -679,14 +679,14 @@ def test_weights_of_the_mean():
 
 def test_batch_weights_and_absent_slots():
     engine = connect(ERM(nn.Linear(3, 1)), binary())
-    batch = engine.cohort(torch.arange(6), 0).batch(5)
+    batch = engine.cohort(np.arange(6), 0).batch(5)
     assert isinstance(batch, Batch)
     assert (batch.w > 0).sum(1).tolist() == [min(5, n) for n in harness.SIZES]
     np.testing.assert_allclose(batch.w.sum(1), 1, rtol=0, atol=1e-15)
 
 
 def test_per_variable_and_pad():
-    cohort = connect(QuadraticSaddle(3, 2), harness.quadratics()).cohort(torch.arange(2), 0)
+    cohort = connect(QuadraticSaddle(3, 2), harness.quadratics()).cohort(np.arange(2), 0)
     assert cohort.per_variable(x=0.5, y=0.5) == 0.5
     assert cohort.per_variable(x=0.5, y=0.0).tolist() == [0.5, 0.5, 0.5, 0, 0]
     assert cohort.pad(torch.ones(1, 3)).tolist() == [[1, 1, 1, 0, 0]]

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import pytest
 
 from fedsaddle import clients, cohort, problem, sampling
-from fedsaddle.algorithms import CODASCA, SCAFFOLD, coda, codasca, codasca_published, fedavg, stages
-from fedsaddle.engines import simulation
-from fedsaddle.problems import auc, erm, quadratic
-from tests import harness, test_accounting, test_core, test_relations, test_sampling
+from fedsaddle.algorithms import CODASCA, SCAFFOLD, coda, codasca, codasca_published, fedavg, fedsgda, stages
+from fedsaddle.engines import memory, simulation
+from fedsaddle.problems import auc, erm, nonconvex_pl, quadratic
+from tests import harness, test_accounting, test_core, test_memory, test_relations, test_sampling
 
 
 class Mutation(NamedTuple):
@@ -48,6 +48,29 @@ def pieces() -> None:
 
 
 MUTATIONS = [
+    # ---- FedSGDA
+    Mutation("STORM corrects with a flipped sign", fedsgda, "(1 - alpha) * (old.e - F_point) + F", "(1 - alpha) * (old.e + F_point) + F", by("fedsgda")),
+    Mutation("STORM has no correction", fedsgda, "(1 - alpha) * (old.e - F_point) + F", "(1 - alpha) * old.e + alpha * F", by("fedsgda")),
+    Mutation("STORM keeps the first point", fedsgda, "e = F if F_point is None else (1 - alpha) * (old.e - F_point) + F\n        return Estimate(e, z, e)", "e = F if F_point is None else (1 - alpha) * (old.e - F_point) + F\n        return Estimate(e, old.point, e)", by("fedsgda")),
+    Mutation("SPIDER adds the wrong difference", fedsgda, "old.e + (F - F_point)", "old.e + (F_point - F)", by("fedsgda-spider")),
+    Mutation("SVRG's anchor moves", fedsgda, "Estimate(F - F_point + old.anchor, old.point, old.anchor)", "Estimate(F - F_point + old.anchor, z, old.anchor)", by("fedsgda-svrg")),
+    Mutation("averaging weighs the other way", fedsgda, "(1 - alpha) * old.e + alpha * F\n", "alpha * old.e + (1 - alpha) * F\n", by("fedsgda-averaged")),
+    Mutation("alpha decays like the steps", fedsgda, "** (2 * self._power())", "** self._power()", by("fedsgda")),
+    Mutation("alpha is not bounded by one", fedsgda, "else min(1.0, alpha)", "else alpha", by("fedsgda-storm-margin")),
+    Mutation("steps do not decay", fedsgda, "slower = (r + 1) ** self._power()", "slower = 1.0", by("fedsgda")),
+    Mutation("rounds count from one", fedsgda, "slower = (r + 1) ** self._power()", "slower = (r + 2) ** self._power()", by("fedsgda")),
+    Mutation("local steps forget the own field at the start", fedsgda, "- cohort.field(m.z, batch) + m.e", "+ 0 * m.e", by("fedsgda")),
+    Mutation("local steps are not corrected", fedsgda, "d = cohort.field(z, batch) - cohort.field(m.z, batch) + m.e", "d = m.e", by("fedsgda")),
+    Mutation("both phases ask the same clients", fedsgda, "else clients.sample()", "else None", by("fedsgda")),
+    Mutation("a fresh start asks few", fedsgda, "if fresh and estimator.periodic", "if False", by("fedsgda-spider")),
+    Mutation("never afresh", fedsgda, "return r == 0 or again", "return r == 0", by("fedsgda-spider")),
+    Mutation("a large cohort is not the square", fedsgda, "clients.round_size() ** 2", "clients.round_size()", by("fedsgda-spider-squared")),
+    Mutation("y takes x's step", fedsgda, "cohort.per_variable(x=m.lr, y=m.lr_dual)", "m.lr", by("fedsgda")),
+    Mutation("wells without their width", nonconvex_pl, "slope = to_a / self.nu *", "slope = to_a *", by("fedsgda-mb")),
+    Mutation("coupling flipped", nonconvex_pl, "d_x = slope + (to_c", "d_x = slope - (to_c", by("fedsgda-mb")),
+    Mutation("memory is read from the blank row", memory, "at = np.take_along_axis(self._row, ids, axis=-1)\n        return", "at = 0 * ids\n        return", by("scaffold")),
+    Mutation("new clients share a row", memory, "self._used + new.cumsum(-1, dtype=np.int32) - 1", "self._used + 0 * at", by("scaffold-some")),
+    Mutation("a grown memory is lost", memory, "out[..., : old.shape[-2], :] = old", "out.zero_()", partial(test_memory.test_it_is_a_dictionary, 1)),
     # ---- control variates
     Mutation("CODASCA steps with flipped variates", codasca, "F - c_k + m.c", "F + c_k - m.c", codasca_truth),
     Mutation("CODASCA steps without its own variate", codasca, "F - c_k + m.c", "F + m.c", codasca_truth),
@@ -85,10 +108,10 @@ MUTATIONS = [
     Mutation("FedProx pulls twice as hard", fedavg, "self.mu * (z - s.z)", "2 * self.mu * (z - s.z)", by("fedprox")),
     Mutation("the dual descends", problem, "F[..., self.n_x :].neg_()", "F[..., self.n_x :].mul_(1)", codasca_truth),
     Mutation("the quadratic's coupling has the wrong sign", quadratic, '+ form(x, data["B"], y)', '- form(x, data["B"], y)', codasca_truth),
-    Mutation("every step has the first minibatch", cohort, "run(carry, rows[t])", "run(carry, rows[0])", by("local_sgda")),
+    Mutation("every step has the first minibatch", cohort, "carry, rows[t : t + block], w)", "carry, rows[:block], w)", by("local_sgda")),
     Mutation("every round has the same minibatches", simulation, "seed, self.round, phase)", "seed, 0, phase)", by("local_sgda")),
     Mutation("every phase has the same minibatches", simulation, "seed, self.round, phase)", "seed, self.round, 0)", by("coda")),
-    Mutation("all clients read the first one's rows", cohort, "rows, w = rows + self._first.unsqueeze(-1), w", "rows, w = rows, w", by("fedavg")),
+    Mutation("all clients read the first one's rows", cohort, "rows + first.unsqueeze(-1), w.to(self._like)\n            for", "rows, w.to(self._like)\n            for", by("fedavg")),
     Mutation("clients in a chunk share minibatches", sampling, "t), ids.unsqueeze(-1))", "t), ids.unsqueeze(-1) * 0)", by("fedavg")),
     Mutation("small clients weigh 1/B", sampling, "present / taken.double()", "present / float(batch_size)", by("fedavg")),
     Mutation("absent slots weigh too", sampling, "present / taken.double()", "torch.ones_like(present) / taken.double()", by("fedavg")),
@@ -160,8 +183,8 @@ MUTATIONS = [
     Mutation("set-up counts as training", clients, "setup, replicas = self.round < 0,", "setup, replicas = False,", partial(test_accounting.test_set_up_is_counted_apart, "pooled")),
     Mutation("the prox centre is sent every round", clients, "np.put_along_axis(held, np.atleast_2d(ids), once.version, axis=1)", "pass", partial(test_accounting.test_prox_centre_is_sent_once_a_stage_to_whom_it_reaches, 3)),
     Mutation("all clients hold what one was sent", clients, "np.put_along_axis(held, np.atleast_2d(ids), once.version, axis=1)", "held[:] = once.version", partial(test_accounting.test_prox_centre_is_sent_once_a_stage_to_whom_it_reaches, 3)),
-    Mutation("memory is written by position", simulation, "store.scatter_(-2, ids.unsqueeze(-1).expand_as(new), new)", "store[: len(ids)].copy_(new)", partial(test_core.test_memory_belongs_to_the_clients_that_worked, 2)),
-    Mutation("forgetting gives zeros", simulation, "b.expand(shape).clone() if b.any() else", "b.new_zeros(shape) if True else", partial(test_core.test_forget_restores_what_clients_started_with, 10.0)),
+    Mutation("memory is written by position", memory, "return rows.scatter_(-2, index.expand_as(value), value)", "return rows[..., 1 : 1 + value.shape[-2], :].copy_(value)", partial(test_core.test_memory_belongs_to_the_clients_that_worked, 2)),
+    Mutation("forgetting gives zeros", memory, "b.expand(*shape[:-1], 1, b.shape[-1]).clone()", "b.new_zeros(*shape[:-1], 1, b.shape[-1])", partial(test_core.test_forget_restores_what_clients_started_with, 10.0)),
     Mutation("rollback is not in reverse", simulation, "self._undo.pop()()", "self._undo.pop(0)()", test_core.test_rollback_takes_back_every_phase_and_forgetting),
     Mutation("rollback does nothing", simulation, "self._undo.pop()()", "self._undo.pop()", test_core.test_a_failed_round_leaves_the_memory_as_it_was),
     Mutation("failures are not counted", clients, "asked - answered", "0", test_accounting.test_failures_cost_the_way_down),

@@ -14,6 +14,7 @@ from fedsaddle.algorithms import (
     CODAPlus,
     FedAvg,
     FedProx,
+    FedSGDA,
     LocalSGDA,
     PublishedCODASCA,
 )
@@ -39,6 +40,7 @@ CASES = {
     "coda": lambda lr: CODA(lr=lr, local_steps=3, dual_samples=6, **STAGES),
     "coda_plus": lambda lr: CODAPlus(lr=lr, local_steps=3, **{**STAGES, "gamma": lr}),
     "codasca": lambda lr: CODASCA(lr=lr, local_steps=3, **STAGES),
+    "fedsgda": lambda lr: FedSGDA(lr=lr, lr_dual=2 * lr, local_steps=3, decay=5 * lr, momentum=10 * lr),
     "codasca_as_published": lambda lr: PublishedCODASCA(lr=lr, local_steps=3, clip=1 + lr, **STAGES),
 }
 

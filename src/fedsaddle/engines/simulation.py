@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedsaddle import sampling
 from fedsaddle.clients import Clients, ClientWorkError, Work
 from fedsaddle.cohort import Batching, Cohort
 from fedsaddle.engines.execution import Execution
+from fedsaddle.engines.memory import ClientMemory
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.participation import Draw, Participation
-from fedsaddle.problem import Problem, tree_map
+from fedsaddle.problem import Problem
 
 
 class Simulation(Clients):
@@ -65,7 +65,7 @@ class Simulation(Clients):
         self._chunk = max(1, chunk // len(self.seeds)) if chunk else self.n_clients
         self._alike = _run_length(self.seeds)
         self._blank: Any = None  # what a client remembers before its first work, every tensor [1, k]
-        self.memory: Any = None  # what every client remembers, every tensor [N, k] ([R, N, k])
+        self._memory: ClientMemory | None = None
         self._undo: list[Callable[[], None]] = []  # what takes back this round's writes to memory
 
     def remember(self, blank: Any) -> None:
@@ -74,16 +74,15 @@ class Simulation(Clients):
         self._undo.clear()
 
     def forget(self) -> None:
-        before = self.memory
-        self._undo.append(lambda: setattr(self, "memory", before))
-        # on a CPU, a client that has not worked yet costs nothing: zero pages are not touched until they are written
-        lead = (len(self.seeds),) if len(self.seeds) > 1 else ()
+        before = self._memory
+        self._undo.append(lambda: setattr(self, "_memory", before))
+        shape = (len(self.seeds), len(self._sizes)) if len(self.seeds) > 1 else (len(self._sizes),)
+        self._memory = ClientMemory(self._blank, shape) if self.has_memory else None
 
-        def blank(b: Tensor) -> Tensor:
-            shape = (*lead, len(self._sizes), b.shape[-1])
-            return b.expand(shape).clone() if b.any() else b.new_zeros(shape)
-
-        self.memory = tree_map(blank, self._blank)
+    @property
+    def memory(self) -> Any:
+        """What every client remembers, every tensor [N, k] ([R, N, k]); None for stateless clients."""
+        return self._memory.everyone() if self._memory is not None else None
 
     def begin(self, round: int) -> None:
         super().begin(round)
@@ -93,8 +92,9 @@ class Simulation(Clients):
         while self._undo:
             self._undo.pop()()
 
-    def cohort(self, ids: Tensor, phase: int) -> Cohort:
+    def cohort(self, clients: np.ndarray, phase: int) -> Cohort:
         """These clients [S] (replicas: [R, S]), ready for a phase of the current round."""
+        ids = torch.as_tensor(clients, device=self.device)
         run = [sampling.key(sampling.MINIBATCH, seed, self.round, phase) for seed in self.seeds]
         return Cohort(
             self.problem,
@@ -102,7 +102,7 @@ class Simulation(Clients):
             self.data,
             first=self._first[ids],
             sizes=self._sizes[ids],
-            memory=tree_map(lambda store: store.take_along_dim(ids.unsqueeze(-1), -2), self.memory),
+            memory=self._memory.read(np.asarray(clients)) if self._memory is not None else None,
             key=sampling.keys(run, self.device),
             batching=self.batching,
             dtype=self.dtype,
@@ -114,30 +114,27 @@ class Simulation(Clients):
         answering = np.flatnonzero(who.answered if who.answered.ndim == 1 else who.answered[0])
         for start in range(0, len(answering), self._chunk):
             at = answering[start : start + self._chunk]
-            cohort = self.cohort(torch.as_tensor(who.ids[..., at], device=self.device), phase)
+            ids = who.ids[..., at]
+            cohort = self.cohort(ids, phase)
             try:
                 reply, memory = self._execute(work, message, cohort)
             except FedsaddleError:
                 raise
             except Exception as error:
-                clients = (
-                    f"client {who.ids[at[0]]}" if cohort.ids.numel() == 1 else f"{cohort.ids.numel()} clients"
-                )
+                clients = f"client {ids.item()}" if ids.size == 1 else f"{ids.size} clients"
                 reason = str(error).partition("\n")[0]
                 raise ClientWorkError(
                     f"{work.__name__} failed in round {self.round}, phase {phase}, {clients}: "
                     f"{type(error).__name__}: {reason}"
                 ) from error
             if memory is not None:
-                self._undo.append(partial(self._write, cohort.ids, cohort.memory))
-                self._write(cohort.ids, memory)
+                self._undo.append(partial(self._write, ids, cohort.memory))
+                self._write(ids, memory)
             yield at, reply
 
-    def _write(self, ids: Tensor, memory: Any) -> None:
-        def put(store: Tensor, new: Tensor) -> Tensor:
-            return store.scatter_(-2, ids.unsqueeze(-1).expand_as(new), new)
-
-        tree_map(put, self.memory, memory)
+    def _write(self, clients: np.ndarray, memory: Any) -> None:
+        assert self._memory is not None
+        self._memory.write(clients, memory)
 
 
 def _run_length(seeds: Sequence[int]) -> int:

@@ -81,13 +81,13 @@ class Torchrun(Simulation):
 
     # ---- own clients, numbered from 0 --------------------------------------------------------------------
 
-    def cohort(self, ids: Tensor, phase: int) -> Cohort:
-        cohort = super().cohort(ids // self.world, phase)
-        cohort.ids = ids  # minibatches depend on the global number
+    def cohort(self, clients: np.ndarray, phase: int) -> Cohort:
+        cohort = super().cohort(clients // self.world, phase)
+        cohort.ids = torch.as_tensor(clients, device=self.device)  # minibatches depend on the global number
         return cohort
 
-    def _write(self, ids: Tensor, memory: Any) -> None:
-        super()._write(ids // self.world, memory)
+    def _write(self, clients: np.ndarray, memory: Any) -> None:
+        super()._write(clients // self.world, memory)
 
     def _run(self, work: Work, message: Any, who: Draw, phase: int) -> Iterator[tuple[np.ndarray, Any]]:
         """Own clients' replies, and zeros in place of the others' (one row, which is all that they take)."""
