@@ -35,6 +35,26 @@ def test_chunks_do_not_change_a_run(federation: fs.Federation, chunk: int) -> No
     assert parts.metrics["bytes_up"] == whole.metrics["bytes_up"]
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"chunk": 3}, {"engine": "serial"}, {"participation": fs.Full()}], ids=str
+)
+def test_data_that_stay_on_the_cpu_do_not_change_a_run(federation: fs.Federation, options: dict) -> None:
+    """The participants' samples are gathered apart, each client's padded to the longest."""
+    there, here = run(federation, offload=True, **options), run(federation, **options)
+    np.testing.assert_allclose(there.z, here.z, rtol=0, atol=1e-13)
+    assert there.metrics["auc_clients"] == pytest.approx(here.metrics["auc_clients"], abs=1e-12)
+
+
+def test_two_phases_with_other_clients_each_from_the_cpu(federation: fs.Federation) -> None:
+    options = dict(rounds=5, batch_size=5, dtype="float64", participation=fs.Uniform(3))
+    problem, algorithm = (
+        fs.AUC(nn.Linear(6, 1)),
+        fs.FedSGDA(lr=0.05, local_steps=3, estimator="spider", period=2),
+    )
+    runs = [fs.train(problem, algorithm, federation, offload=where, **options) for where in (True, False)]
+    np.testing.assert_allclose(runs[0].z, runs[1].z, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("dual", ["gradient", "margin"])
 def test_compiled_steps_do_not_change_a_run(federation: fs.Federation, dual: str) -> None:
     np.testing.assert_allclose(
@@ -129,10 +149,13 @@ def test_resnet18_with_matrix_convolutions() -> None:
         fs.CODAPlus(lr=0.05, local_steps=4, gamma=0.1, stage_rounds=2),
         fs.CODA(lr=0.05, local_steps=4, stage_rounds=2),
         fs.LocalSGDA(lr=0.05, lr_dual=0.1, local_steps=4),
+        fs.FedSGDA(lr=0.05, lr_dual=0.1, local_steps=4),
+        fs.FedSGDA(lr=0.05, local_steps=4, estimator="spider", period=3),
         fs.CODASCA.as_published(lr=0.05, local_steps=4, gamma=0.1, stage_rounds=3),
     ],
     ids=lambda a: type(a).__name__,
 )
-def test_cuda_graphs_equal_the_cpu(federation: fs.Federation, algorithm: fs.Algorithm) -> None:
-    cpu, gpu = run(federation, algorithm), run(federation, algorithm, device="cuda")
+@pytest.mark.parametrize("offload", [False, True], ids=["resident", "offloaded"])
+def test_cuda_graphs_equal_the_cpu(federation: fs.Federation, algorithm: fs.Algorithm, offload: bool) -> None:
+    cpu, gpu = run(federation, algorithm), run(federation, algorithm, device="cuda", offload=offload)
     np.testing.assert_allclose(gpu.z.cpu(), cpu.z, rtol=0, atol=1e-12)

@@ -42,10 +42,12 @@ def patches_times_kernels(
         torch.compiler.is_compiling()
     ):  # shifted copies: their backward is a fused sum, that of unfold a slow scatter
         h, w = (x.shape[1] - k_h) // s_h, (x.shape[2] - k_w) // s_w
-        shifts = [(i, j) for i in range(k_h) for j in range(k_w)]
-        patches = torch.cat(
-            [x[:, i : i + h * s_h + 1 : s_h, j : j + w * s_w + 1 : s_w] for i, j in shifts], dim=-1
-        )
+        # row by row: the compiler fuses a concatenation of few pieces, and copies one of nine in nine kernels
+        rows = [
+            torch.cat([x[:, i : i + h * s_h + 1 : s_h, j : j + w * s_w + 1 : s_w] for j in range(k_w)], -1)
+            for i in range(k_h)
+        ]
+        patches = torch.cat(rows, dim=-1)
     else:
         windows = x.unfold(1, k_h, s_h).unfold(2, k_w, s_w)  # [B, H', W', C, k_h, k_w], a view
         patches = windows.permute(0, 1, 2, 4, 5, 3).flatten(

@@ -113,10 +113,16 @@ class Split:
 
     Args:
         federation: the part: training, validation or test data.
+        offload: keep what has more than one number a sample on the CPU, and bring it over piece by piece.
     """
 
-    def __init__(self, federation: Federation, device: torch.device, dtype: torch.dtype) -> None:
-        self.data = federation.on_device(device, dtype)
+    def __init__(
+        self, federation: Federation, device: torch.device, dtype: torch.dtype, offload: bool = False
+    ) -> None:
+        self._device = device
+        self.data = federation.on_device(torch.device("cpu") if offload else device, dtype)
+        if offload:
+            self.data = {k: v if v.ndim > 1 else v.to(device) for k, v in self.data.items()}
         self.n_clients = federation.n_clients
         self.owner = torch.repeat_interleave(torch.arange(self.n_clients), federation.sizes).to(device)
         n = federation.sizes.to(device, torch.float64)
@@ -128,9 +134,8 @@ class Split:
         """All samples as if of one client, weighted so that every client counts equally: fields [1, B, ...]."""
         for start in range(0, len(self.weights), self._rows):
             rows = slice(start, start + self._rows)
-            yield Batch(
-                {k: v[rows].unsqueeze(0) for k, v in self.data.items()}, self.weights[rows].unsqueeze(0)
-            )
+            data = {k: v[rows].to(self._device).unsqueeze(0) for k, v in self.data.items()}
+            yield Batch(data, self.weights[rows].unsqueeze(0))
 
     def client_means(self, values: Tensor) -> list[list[float]]:
         """Mean of a per-sample value [R, n] over every client's own samples."""

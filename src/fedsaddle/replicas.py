@@ -29,6 +29,8 @@ def stackable(runs: Sequence[Run]) -> str | None:
     first = runs[0]
     if first.machine.engine != "stacked":
         return f"the engine is {first.machine.engine}"
+    if first.machine.offload:
+        return "the data stay on the CPU"
     for run in runs:
         for name in ("rounds", "eval_every", "federation"):
             if getattr(run, name) is not getattr(first, name) and getattr(run, name) != getattr(first, name):

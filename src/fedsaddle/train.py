@@ -62,6 +62,7 @@ def train(
     precision: str = "full",
     compile: bool = False,
     chunk: int | None = None,
+    offload: bool = False,
     out: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Run:
@@ -83,6 +84,7 @@ def train(
         precision: of matrix products: "full", "tf32" (NVIDIA) or "bf16"; state and losses stay in dtype.
         compile: compile the local step (half a minute once, then faster on small models and on GPUs).
         chunk: clients computed at once, where a whole cohort does not fit into memory; changes nothing else.
+        offload: keep the data in CPU memory, where a GPU cannot hold it; participants' samples are sent over in time.
         out: a folder for history.jsonl, result.json and model.safetensors; must not hold a run already.
         progress: a progress bar on stderr; by default when that is a terminal.
 
@@ -96,7 +98,7 @@ def train(
     """
     return Run(
         problem, algorithm, federation, rounds, participation or Full(), Batching(batch_size, sampling), seed, eval_every,
-        Machine(engine, torch.device(device), _dtype(dtype), precision, compile, chunk),
+        Machine(engine, torch.device(device), _dtype(dtype), precision, compile, chunk, offload),
         Path(out) if out is not None else None, progress,
     )  # fmt: skip
 
@@ -110,6 +112,7 @@ class Machine(NamedTuple):
     precision: str
     compile: bool
     chunk: int | None
+    offload: bool
 
     def simulation(self, problem: Problem, federation: Federation, participation: Participation, batching: Batching,
                    seeds: Sequence[int]) -> Simulation:  # fmt: skip
@@ -117,7 +120,7 @@ class Machine(NamedTuple):
         kind = Torchrun if self.engine == "torchrun" else Simulation
         return kind(
             problem, federation, participation, batching=batching, seeds=seeds, chunk=chunk, device=self.device,
-            dtype=self.dtype, compile=self.compile, precision=self.precision,
+            dtype=self.dtype, compile=self.compile, precision=self.precision, offload=self.offload,
         )  # fmt: skip
 
 
@@ -188,7 +191,7 @@ class Run:
         self.clients = machine.simulation(problem, federation, participation, batching, [seed])
         parts = {"train": federation, "valid": federation.valid, "test": federation.test}
         self._splits = {
-            k: Split(v, machine.device, machine.dtype)
+            k: Split(v, machine.device, machine.dtype, machine.offload)
             for k, v in parts.items()
             if v is not None and self.clients.writes
         }
@@ -208,6 +211,7 @@ class Run:
                 "precision": machine.precision,
                 "compile": machine.compile,
                 "chunk": machine.chunk,
+                "offload": machine.offload,
             },
             "federation": {"clients": federation.n_clients, "samples": federation.n_samples},
         }

@@ -19,10 +19,11 @@ from fedsaddle.clients import Clients, ClientWorkError, Work
 from fedsaddle.cohort import Batching, Cohort
 from fedsaddle.engines.execution import Execution
 from fedsaddle.engines.memory import ClientMemory
+from fedsaddle.engines.residence import Offloaded, Resident
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.participation import Draw, Participation
-from fedsaddle.problem import Problem
+from fedsaddle.problem import Data, Problem
 
 
 class Simulation(Clients):
@@ -32,6 +33,7 @@ class Simulation(Clients):
         seeds: one, or those of R replicas that are computed together (fastest when equal ones stand side by side).
         compile, graph, precision: how work is executed, see `Execution`.
         chunk: how many clients (of all replicas) are computed at once; None for the whole cohort.
+        offload: keep the samples on the CPU (see `residence`).
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Simulation(Clients):
         compile: bool = False,
         graph: bool | None = None,
         precision: str = "full",
+        offload: bool = False,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -58,8 +61,7 @@ class Simulation(Clients):
             )  # more slots would stay empty
         self.batching = batching
         self.problem = problem.to(self.device, dtype)
-        self.data = federation.on_device(self.device, dtype)
-        self._first = federation.offsets[:-1].to(self.device)
+        self._samples = self._residence(federation, offload)
         self._sizes = federation.sizes.to(self.device)
         self._execute = Execution(self.device, compile, graph, precision)
         self._chunk = max(1, chunk // len(self.seeds)) if chunk else self.n_clients
@@ -67,6 +69,11 @@ class Simulation(Clients):
         self._blank: Any = None  # what a client remembers before its first work, every tensor [1, k]
         self._memory: ClientMemory | None = None
         self._undo: list[Callable[[], None]] = []  # what takes back this round's writes to memory
+
+    @property
+    def data(self) -> Data:
+        """All samples, one client after another, where they lie."""
+        return self._samples.data
 
     def remember(self, blank: Any) -> None:
         self._blank, self.has_memory = blank, blank is not None
@@ -95,12 +102,13 @@ class Simulation(Clients):
     def cohort(self, clients: np.ndarray, phase: int) -> Cohort:
         """These clients [S] (replicas: [R, S]), ready for a phase of the current round."""
         ids = torch.as_tensor(clients, device=self.device)
+        data, first = self._samples.place(np.asarray(clients), ids)
         run = [sampling.key(sampling.MINIBATCH, seed, self.round, phase) for seed in self.seeds]
         return Cohort(
             self.problem,
             ids,
-            self.data,
-            first=self._first[ids],
+            data,
+            first=first,
             sizes=self._sizes[ids],
             memory=self._memory.read(np.asarray(clients)) if self._memory is not None else None,
             key=sampling.keys(run, self.device),
@@ -130,7 +138,25 @@ class Simulation(Clients):
             if memory is not None:
                 self._undo.append(partial(self._write, ids, cohort.memory))
                 self._write(ids, memory)
+            following = answering[start + self._chunk :][: self._chunk]
+            self._samples.expect(who.ids[..., following] if len(following) else self._upcoming())
             yield at, reply
+
+    def _residence(self, federation: Federation, offload: bool) -> Resident | Offloaded:
+        if not offload:
+            data = federation.on_device(self.device, self.dtype)
+            return Resident(data, federation.offsets, self.device)
+        if len(self.seeds) > 1:
+            raise FedsaddleError("replicas: their samples must be on the device; use offload=False")
+        data = federation.on_device(torch.device("cpu"), self.dtype)
+        return Offloaded(data, federation.offsets, self._longest, self.device)
+
+    def _upcoming(self) -> np.ndarray:
+        """Who will probably be computed first in the next round."""
+        if isinstance(self._samples, Resident):
+            return np.empty(0, dtype=np.int64)
+        draw = self.participation.draw(self.n_clients, self.seeds[0], self.round + 1)
+        return draw.ids[draw.answered][: self._chunk]
 
     def _write(self, clients: np.ndarray, memory: Any) -> None:
         assert self._memory is not None

@@ -73,6 +73,10 @@ class Torchrun(Simulation):
         super().__init__(problem, _only(federation, own), participation, **options)
         if len(self.seeds) > 1:
             raise FedsaddleError("replicas: engine 'torchrun' computes one run at a time; use 'stacked'")
+        if options.get("offload"):
+            raise FedsaddleError(
+                "train: engine 'torchrun' keeps its samples on the device; use offload=False"
+            )
         self._stand_in = own[0]
         self.n_clients, self.sizes = federation.n_clients, federation.sizes  # an algorithm sees all
         self.writes = self.rank == 0
