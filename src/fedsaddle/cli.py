@@ -1,4 +1,4 @@
-"""The command line: run, sweep, compare, list, show, report, cite, reproduce.
+"""The command line: run, sweep, compare, probe, list, show, report, cite, reproduce.
 
 Results go to stdout and to files, progress and errors to stderr. A user's mistake is one line and exit code 2, Ctrl-C is
 exit code 130.
@@ -24,6 +24,7 @@ from fedsaddle.describe import Kind, described, parameters, summary, things
 from fedsaddle.engines import torchrun
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
+from fedsaddle.probe import examine
 from fedsaddle.problem import ModelProblem
 from fedsaddle.report import write_comparison, write_report
 from fedsaddle.reproduce import experiments
@@ -164,6 +165,31 @@ def compare(
         print(write_comparison(folders, out))
     else:
         print("fedsaddle: no page without plotly: pip install 'fedsaddle[report]'", file=sys.stderr)
+
+
+@app.command("probe")
+def probe(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The run's config.")],
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key; may be repeated.")
+    ] = None,
+    points: Annotated[int, typer.Option(help="Points around the start at which to measure.")] = 3,
+    clients: Annotated[int, typer.Option(help="Measure on at most so many clients.")] = 20,
+    train_rounds: Annotated[int, typer.Option(help="Also measure after so many rounds of training.")] = 0,
+    accuracy: Annotated[
+        float | None, typer.Option(help="The accuracy aimed at, on which some theorems' steps depend.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Estimate a problem's constants and the step sizes that theory asks for."""
+    report = examine(
+        load(file, assignments or []),
+        points=points,
+        clients=clients,
+        train_rounds=train_rounds,
+        accuracy=accuracy,
+    )
+    print(json.dumps(report.json(), indent=2, allow_nan=False) if as_json else report.text())
 
 
 @app.command("list")
