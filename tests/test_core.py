@@ -21,6 +21,7 @@ from fedsaddle.models import CNN, MLP
 from fedsaddle.participation import Uniform
 from fedsaddle.problem import Batch, tree_map
 from fedsaddle.problems import AUC, ERM, Custom, QuadraticSaddle, quadratic_federation
+from fedsaddle.train import train
 from tests import harness
 from tests.harness import FULL, TWINS, binary, clients_of, connect, drive, federation
 
@@ -131,6 +132,68 @@ def test_stacked_images_equal_single_calls(name):
         torch.testing.assert_close(out[i], own(x[i]))
         (own(x[i]) ** 2).sum().backward()
         torch.testing.assert_close(gradient[i], torch.cat([p.grad.reshape(-1) for p in own.parameters()]))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("clients", [3, 4])
+def test_dense_layers_on_sequences(clients, bias):
+    """A dense layer before the flatten goes over every position of a sample; clients and samples must not mix."""
+    torch.manual_seed(0)
+    flat = FlatModel(
+        nn.Sequential(nn.Linear(8, 4, bias=bias), nn.ReLU(), nn.Flatten(), nn.Linear(24, 1)).double()
+    )
+    w, x = torch.randn(clients, flat.n).double(), torch.randn(clients, 4, 6, 8).double()
+    out = flat(w, x)
+    for i in range(clients):
+        torch.testing.assert_close(out[i], flat.module_at(w[i])(x[i]))
+    shared = x[None, None].expand(1, 2, *x.shape)
+    torch.testing.assert_close(flat(w.expand(1, 2, *w.shape), shared)[0, 1], out)
+
+
+def _patched(module, layer):
+    forward = layer.forward
+    layer.forward = lambda x: 2 * forward(x)
+    return module
+
+
+def _reordered():
+    layer = nn.Linear(3, 3)
+    weight = layer.weight
+    del layer._parameters["weight"]
+    layer.register_parameter("weight", weight)  # now after the bias
+    return nn.Sequential(layer, nn.Linear(3, 1))
+
+
+def _with_own_parameter():
+    module = nn.Sequential(nn.Linear(3, 1))
+    module.register_parameter("scale", nn.Parameter(torch.ones(1)))
+    return module
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (lambda m: _patched(m, m[0]))(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))),
+        _reordered,
+        _with_own_parameter,
+    ],
+    ids=["patched", "reordered", "own_parameter"],
+)
+def test_what_only_looks_like_a_plain_stack(make):
+    torch.manual_seed(0)
+    flat = FlatModel(make().double())
+    w, x = torch.randn(2, flat.n).double(), torch.randn(2, 5, 3).double()
+    for i in range(2):
+        torch.testing.assert_close(flat(w, x)[i], flat(w[i : i + 1], x[i : i + 1])[0])
+
+
+def test_an_in_place_layer_leaves_the_users_data_alone():
+    x, y = torch.randn(40, 3), torch.arange(40) % 2
+    fed = federation(*({"x": x[i::2].numpy(), "y": y[i::2].numpy()} for i in range(2)))
+    before = fed.data["x"].clone()
+    module = nn.Sequential(nn.LeakyReLU(0.1, inplace=True), nn.Linear(3, 1))
+    train(ERM(module), LocalSGDA(), fed, rounds=3, batch_size=None).finish()
+    assert torch.equal(fed.data["x"], before) and module[0].inplace
 
 
 def test_images_without_a_channel_axis():

@@ -45,6 +45,29 @@ def test_data_that_stay_on_the_cpu_do_not_change_a_run(federation: fs.Federation
     assert there.metrics["auc_clients"] == pytest.approx(here.metrics["auc_clients"], abs=1e-12)
 
 
+def test_from_the_cpu_no_round_after_the_last_is_asked_for(federation: fs.Federation) -> None:
+    trace = fs.Trace([[0, 1], [1, 2, 3], [2], [0, 3, 4], [1], [2, 4]])
+    there, here = (run(federation, offload=where, participation=trace) for where in (True, False))
+    np.testing.assert_allclose(there.z, here.z, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("algorithm", [fs.LocalSGDA(), fs.FedSGDA()], ids=["one_phase", "two_phases"])
+def test_the_next_participants_are_foreseen(
+    federation: fs.Federation, algorithm: fs.Algorithm, monkeypatch
+) -> None:
+    from fedsaddle.engines.residence import Offloaded
+
+    place, hits = Offloaded.place, []
+
+    def watched(self, clients, ids):
+        hits.append(any(a is not None and np.array_equal(a, clients) for a in (self._placed, self._expected)))
+        return place(self, clients, ids)
+
+    monkeypatch.setattr(Offloaded, "place", watched)
+    run(federation, algorithm, offload=True, participation=fs.Uniform(3), rounds=20).finish()
+    assert hits.count(False) <= 3  # the set-up, and what a first round cannot know
+
+
 def test_two_phases_with_other_clients_each_from_the_cpu(federation: fs.Federation) -> None:
     options = dict(rounds=5, batch_size=5, dtype="float64", participation=fs.Uniform(3))
     problem, algorithm = (

@@ -85,3 +85,22 @@ def test_cross_entropy_and_squared_report_what_they_can() -> None:
         fs.ERM(torch.nn.Linear(4, 1), loss="squared"), fs.FedAvg(lr=0.05), regression, rounds=20
     ).finish()
     assert run.records[-1]["loss"] < run.records[0]["loss"]
+
+
+def test_scores_that_are_nan_have_no_auc():
+    """A model that overflows must not get the AUC of the order of its rows."""
+    nan = float("nan")
+    assert np.isnan(metrics.auc(torch.full((6,), nan), torch.tensor([0, 0, 0, 1, 1, 1]).bool()))
+    scores = torch.tensor([[0.1, 0.9, nan, 0.3], [0.1, 0.9, 0.2, 0.3]])
+    owner, positive = torch.tensor([0, 0, 1, 1]), torch.tensor([False, True, False, True])
+    values = metrics.aucs(scores, positive, owner, 2)
+    assert values[0, 0] == 1 and values[0, 1].isnan() and values[1].tolist() == [1, 1]
+
+
+def test_many_scorings_are_computed_in_slices(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(7, 50, generator=generator).round(decimals=1)
+    owner, positive = torch.arange(50) % 4, torch.rand(50, generator=generator) < 0.4
+    whole = metrics.aucs(scores, positive, owner, 4)
+    monkeypatch.setattr(metrics, "_NUMBERS_AT_ONCE", 100)
+    torch.testing.assert_close(metrics.aucs(scores, positive, owner, 4), whole)

@@ -150,3 +150,76 @@ def test_run_all_groups_what_fits(federation: fs.Federation) -> None:
         np.testing.assert_allclose(run.z, _run(name, lr, seed, federation).z, rtol=0, atol=1e-12)
     with pytest.raises(Diverged):
         runs[-1].finish()
+
+
+class Scaled(nn.Module):
+    """Its scale does not show in its representation."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 1), scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scale
+
+
+def test_models_that_differ_in_a_plain_attribute_are_not_stacked(federation: fs.Federation) -> None:
+    def run(scale: float) -> fs.Run:
+        return fs.train(fs.AUC(Scaled(scale)), fs.LocalSGDA(), federation, rounds=2)
+
+    assert stackable([run(1.0), run(1.0)]) is None
+    assert stackable([run(1.0), run(5.0)]) == "problems differ"
+
+
+def test_a_zero_that_decides_a_branch_is_not_stacked(federation: fs.Federation) -> None:
+    runs = [
+        fs.train(fs.AUC(nn.Linear(4, 1)), fs.CODASCA(gamma=g, stage_rounds=2), federation, rounds=2)
+        for g in (0.0, 0.1)
+    ]
+    assert "gamma is zero in some" in (stackable(runs) or "")
+
+
+def test_a_proximal_step_on_the_dual_with_different_step_sizes() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((40, 3)), rng.standard_normal(40)
+    clients = fs.Federation.from_arrays(x, y, clients=np.arange(40) % 4)
+    problem = fs.Custom(
+        lambda x, y, b: ((b["x"] + y) @ x - b["y"]) ** 2 - (y**2).sum(), 3, 3, prox_x="l1(0.1)", prox_y="l1(0.1)"
+    )  # fmt: skip
+
+    def run(lr: float) -> fs.Run:
+        return fs.train(problem, fs.CODASCA(lr=lr, local_steps=3), clients, rounds=4, dtype="float64")
+
+    runs = [run(0.01), run(0.02)]
+    run_together(runs)
+    for together, lr in zip(runs, (0.01, 0.02), strict=True):
+        np.testing.assert_allclose(together.z, run(lr).z, rtol=0, atol=1e-12)
+
+
+def _minimised(federation: fs.Federation, metrics, *steps: float) -> list[fs.Run]:
+    problem = fs.Custom(lambda x, y, b: (b["x"] @ x) ** 2, 4, start=torch.ones(4), metrics=metrics)
+    return [fs.train(problem, fs.LocalSGDA(lr=lr), federation, rounds=40, eval_every=10) for lr in steps]
+
+
+def test_a_diverged_replica_is_not_evaluated(federation: fs.Federation) -> None:
+    def sound(x, y, data):
+        assert torch.isfinite(x).all()
+        return {"norm": float(x.norm())}
+
+    well, badly = _minimised(federation, sound, 0.001, 1e6)
+    run_together([well, badly])
+    assert len(well.records) == 41 and well.metrics["norm"] < 2
+    with pytest.raises(Diverged):
+        _ = badly.z
+
+
+def test_a_failure_is_everybodys(federation: fs.Federation) -> None:
+    def broken(x, y, data):
+        raise ValueError("no metrics today")
+
+    runs = _minimised(federation, broken, 0.001, 0.002)
+    with pytest.raises(ValueError, match="no metrics today"):
+        run_together(runs)
+    for run in runs:
+        with pytest.raises(ValueError, match="no metrics today"):
+            _ = run.z

@@ -130,6 +130,7 @@ class Clients(ABC):
         self.spent: dict[str, float] = {}  # where the seconds went, where an engine measures that
         self.failures = 0  # clients that were asked and did not answer, over the run
         self.round = -1  # -1: set-up
+        self.rounds: int | None = None  # how many there will be, where that is known
         self.has_memory = False
         self._phase = self._draws = self._integers = 0  # counted within a round
         self._cohort: Draw | None = None
@@ -180,14 +181,15 @@ class Clients(ABC):
         self._draws += 1
         if m is None:
             return self._draw(self._draws)
+        round = max(self.round, 0)
 
         def drawn(seed: int) -> Draw:
             if p is None:
-                ids = Uniform(m).ask(self.n_clients, seed, self.round, self._draws)
+                ids = Uniform(m).ask(self.n_clients, seed, round, self._draws)
             else:
-                rng = np.random.default_rng([sampling.SERVER, seed, self.round, self._draws])
+                rng = np.random.default_rng([sampling.SERVER, seed, round, self._draws])
                 ids = rng.choice(self.n_clients, size=m, p=p)
-            return self.participation.ask_these(ids, seed, self.round, self._draws)
+            return self.participation.ask_these(ids, seed, round, self._draws)
 
         return self._for_each_seed(drawn)
 

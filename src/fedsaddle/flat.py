@@ -30,6 +30,9 @@ class FlatModel:
     def __init__(self, module: nn.Module) -> None:
         models.check(module)
         self.module = copy.deepcopy(module)
+        for part in self.module.modules():
+            if getattr(part, "inplace", False):  # its input may be the user's data
+                setattr(part, "inplace", False)  # noqa: B010 (a Module's attribute of unknown type)
         parameters = {k: p for k, p in self.module.named_parameters() if p.requires_grad}
         # each name once for every module that holds it: functional_call leaves a module that is used in two places
         # with the last call's parameters when it ties weights itself
@@ -46,6 +49,9 @@ class FlatModel:
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()])
         self._layers = _plain_layers(self.module)
         self._on_images = any(isinstance(layer, _ON_IMAGES) for layer in self._layers or ())
+        kinds = [type(layer) for layer in self._layers or ()]
+        linear = kinds.index(nn.Linear) if nn.Linear in kinds else len(kinds)
+        self._flattens = self._on_images or nn.Flatten in kinds[:linear]
 
     @property
     def shares(self) -> bool:
@@ -70,13 +76,14 @@ class FlatModel:
         A single client is one plain call of the module; more are one batched call.
         """
         lead = w.shape[:-1]
-        if self.shares and len(lead) == 3 and lead[1] > 1 and x.stride(1) == 0:
+        layered = self._layers is not None and (self._flattens or x.ndim == len(lead) + 2)  # not on sequences
+        if layered and self.shares and len(lead) == 3 and lead[1] > 1 and x.stride(1) == 0:
             return self._on_shared(w, x)
         if lead.numel() == 1:
             out = self._one(w.reshape(-1), x.reshape(x.shape[len(lead) :])).unsqueeze(0)
         else:
             w, x = w.reshape(-1, self.n), x.reshape(-1, *x.shape[len(lead) :])
-            if self._layers is None or (self._on_images and w.is_cuda):
+            if self._layers is None or not layered or (self._on_images and w.is_cuda):
                 out = vmap(self._matrix if w.is_cuda else self._one)(w, x)
             else:
                 out = _run(self._layers, iter(w.split(self.sizes, dim=-1)), x)
@@ -138,10 +145,12 @@ def _plain_layers(module: nn.Module) -> list[nn.Module] | None:
     layers = list(module) if isinstance(module, nn.Sequential) else [module]
     if isinstance(module, nn.Sequential) and type(module).forward is not nn.Sequential.forward:
         return None
-    if module._forward_hooks or module._forward_pre_hooks or not all(map(_known, layers)):
+    if _altered(module) or not all(map(_known, layers)):
         return None
-    parameters = [p for layer in layers for p in layer.parameters()]
-    if len({id(p) for p in parameters}) < len(parameters) or not all(p.requires_grad for p in parameters):
+    own = [p for layer in layers for p in map(layer._parameters.get, ("weight", "bias")) if p is not None]
+    if [id(p) for p in own] != [id(p) for p in module.parameters()]:  # tied, or not in the layers' order
+        return None
+    if not all(p.requires_grad for p in own):
         return None
     kinds = [type(layer) for layer in layers]
     if not any(kind in _ON_IMAGES for kind in kinds):
@@ -162,8 +171,13 @@ def _pool_first(layers: list[nn.Module]) -> list[nn.Module]:
     return layers
 
 
+def _altered(module: nn.Module) -> bool:
+    """Whether calling the module does something else than its class says."""
+    return bool(module._forward_hooks or module._forward_pre_hooks) or "forward" in vars(module)
+
+
 def _known(layer: nn.Module) -> bool:
-    if layer._forward_hooks or layer._forward_pre_hooks:
+    if _altered(layer):
         return False
     if isinstance(layer, nn.Flatten):
         return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)

@@ -36,7 +36,7 @@ def auc(scores: Tensor, positive: Tensor) -> float:
 
 
 def aucs(scores: Tensor, positive: Tensor, owner: Tensor, n_clients: int) -> Tensor:
-    """`auc` of every client's own samples, for R scorings at once; NaN for a client with one class.
+    """`auc` of every client's own samples, for R scorings at once; NaN for a client with one class or a score that is NaN.
 
     Args:
         scores: [R, n].
@@ -47,6 +47,9 @@ def aucs(scores: Tensor, positive: Tensor, owner: Tensor, n_clients: int) -> Ten
         [R, n_clients], float64.
     """
     R, n = scores.shape
+    at_once = max(1, _NUMBERS_AT_ONCE // max(n, 1))
+    if at_once < R:
+        return torch.cat([aucs(part, positive, owner, n_clients) for part in scores.split(at_once)])
     order = scores.argsort(-1)  # by score, and then by client
     if n_clients > 1:
         order = order.gather(-1, owner[order].argsort(stable=True, dim=-1))
@@ -65,7 +68,8 @@ def aucs(scores: Tensor, positive: Tensor, owner: Tensor, n_clients: int) -> Ten
     midrank = midrank - (size.cumsum(-1) - size).gather(-1, owner)
     ranks = zeros.scatter_add(-1, owner, midrank * is_positive)
     values = (ranks - n_pos * (n_pos + 1) / 2) / (n_pos * (size - n_pos))
-    return values[:, :n_clients]
+    undefined = zeros.scatter_add(-1, owner, scores.isnan().double()) > 0
+    return values.masked_fill(undefined, torch.nan)[:, :n_clients]
 
 
 def spread(values: list[float], name: str) -> dict[str, float]:
@@ -100,10 +104,13 @@ def ranking(
         pooled[key] = aucs(scores, is_positive, torch.zeros_like(splits[name].owner), 1).squeeze(-1).tolist()
     split = clients_split(splits)
     scores = scored["test"] if split is splits.get("test") else problem.all_scores(z, split)
-    by_client = aucs(scores, split.data["y"] == positive, split.owner, split.n_clients).tolist()
+    is_positive = split.data["y"] == positive
+    by_client = aucs(scores, is_positive, split.owner, split.n_clients).tolist()
+    (shares,) = split.client_means(is_positive.unsqueeze(0))
+    single = sum(share in (0.0, 1.0) for share in shares)
     return [
         ({k: v[i] for k, v in pooled.items()} | spread(values, "auc")
-         | {"single_class_clients": sum(v != v for v in values)}, values)
+         | {"single_class_clients": single}, values)
         for i, values in enumerate(by_client)
     ]  # fmt: skip
 
@@ -130,10 +137,15 @@ class Split:
         per_sample = sum(v[0].numel() for v in self.data.values())
         self._rows = max(1, _NUMBERS_AT_ONCE // per_sample)
 
-    def pieces(self) -> Iterator[Batch]:
-        """All samples as if of one client, weighted so that every client counts equally: fields [1, B, ...]."""
-        for start in range(0, len(self.weights), self._rows):
-            rows = slice(start, start + self._rows)
+    def pieces(self, replicas: int = 1) -> Iterator[Batch]:
+        """All samples as if of one client, weighted so that every client counts equally: fields [1, B, ...].
+
+        Args:
+            replicas: of how many models outputs are computed at once; more make smaller pieces.
+        """
+        length = max(1, self._rows // replicas)
+        for start in range(0, len(self.weights), length):
+            rows = slice(start, start + length)
             data = {k: v[rows].to(self._device).unsqueeze(0) for k, v in self.data.items()}
             yield Batch(data, self.weights[rows].unsqueeze(0))
 
@@ -151,7 +163,7 @@ class Split:
 def objective(problem: Problem, z: Tensor, split: Split) -> tuple[Tensor, Tensor]:
     """f(z) = (1/N) sum_i f_i(z) [R] and its saddle field [R, 1, d], over all samples, at z [R, 1, d]."""
     value, F = z.new_zeros(len(z), dtype=torch.float64), torch.zeros_like(z)
-    for batch in split.pieces():
+    for batch in split.pieces(len(z)):
         losses = problem.at_each(z, batch, lambda z, b: problem.losses(z, b.data) * b.w)
         value += losses.double().sum((-2, -1))
         F = F + problem.at_each(z, batch, problem.field)

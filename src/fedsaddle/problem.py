@@ -197,7 +197,9 @@ class ModelProblem(Problem):
     def over_samples(self, z: Tensor, split: Split, function: Callable[[Tensor, Batch], Tensor]) -> Tensor:
         """A value of every sample of a split, function(z, batch) -> [..., B], at z [R, 1, d]: [R, n]."""
         with torch.no_grad():
-            return torch.cat([self.at_each(z, batch, function).squeeze(-2) for batch in split.pieces()], -1)
+            return torch.cat(
+                [self.at_each(z, batch, function).squeeze(-2) for batch in split.pieces(len(z))], -1
+            )
 
     def module(self, z: Tensor) -> nn.Module:
         """The trained model as the module that the user brought: z [1, d] or [d]."""

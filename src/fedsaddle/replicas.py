@@ -49,6 +49,8 @@ def stackable(runs: Sequence[Run]) -> str | None:
             real = isinstance(a, float) and isinstance(b, float) and f.name not in run.algorithm.shaping
             if a != b and not real:
                 return f"algorithm.{f.name} differs, which decides shapes or branches"
+            if real and (a == 0) != (b == 0):
+                return f"algorithm.{f.name} is zero in some, which decides a branch"
     return None
 
 
@@ -66,22 +68,34 @@ def _same(a: Any, b: Any) -> bool:
     for f in fields(a):
         x, y = getattr(a, f.name), getattr(b, f.name)
         if f.name == "model":
-            if (x.shapes, str(x.module)) != (y.shapes, str(y.module)) or not _same_constants(
-                x.module, y.module
-            ):
+            if x.shapes != y.shapes or not _same_modules(x.module, y.module):
                 return False
         elif x is not y and not (isinstance(x, (int, float, str, bool, type(None))) and x == y):
             return False
     return True
 
 
-def _same_constants(a: nn.Module, b: nn.Module) -> bool:
-    """Whether frozen parameters and buffers, which are not in the flat vector, are equal."""
+def _same_modules(a: nn.Module, b: nn.Module) -> bool:
+    """Whether two modules differ in nothing but their trainable parameters."""
+
+    def parts(module: nn.Module) -> list[Any]:
+        """What a module is made of: names and types of its parts, and their plain attributes."""
+        return [
+            (name, type(part), {k: v for k, v in vars(part).items() if not k.startswith("_")})
+            for name, part in module.named_modules()
+        ]
 
     def constants(module: nn.Module) -> list[Tensor]:
+        """Frozen parameters and buffers, which are not in the flat vector."""
         return [*(p for p in module.parameters() if not p.requires_grad), *module.buffers()]
 
-    return all(torch.equal(x, y) for x, y in zip(constants(a), constants(b), strict=True))
+    try:
+        if parts(a) != parts(b):
+            return False
+    except Exception:  # attributes that cannot be compared, such as tensors
+        return False
+    x, y = constants(a), constants(b)
+    return len(x) == len(y) and all(torch.equal(u, v) for u, v in zip(x, y, strict=True))
 
 
 def stack_algorithms(algorithms: Sequence[Algorithm], like: Tensor) -> Algorithm:
@@ -127,14 +141,19 @@ def run_together(runs: Sequence[Run]) -> None:
     for run in runs:
         run.clients.problem = replace(run.problem, **constants)
         run.hand_over()
-    for r in range(first.rounds + 1):
-        if r > 0:
-            clients.begin(r - 1)
-            state = algorithm.round(state, clients)
-        found = first.look(r, state.z)
-        for i, run in enumerate(runs):
-            own = tree_map(lambda t, i=i: t[i], state) if first.evaluated(r) else None
-            run.take(r, own, clients, i, started, found[i])
+    try:
+        for r in range(first.rounds + 1):
+            if r > 0:
+                clients.begin(r - 1)
+                state = algorithm.round(state, clients)
+            found = first.look(r, state.z)
+            for i, run in enumerate(runs):
+                own = tree_map(lambda t, i=i: t[i], state) if first.evaluated(r) else None
+                run.take(r, own, clients, i, started, found[i])
+    except BaseException as error:
+        for run in runs:
+            run.fail(error)
+        raise
 
 
 def run_all(runs: Sequence[Run]) -> None:

@@ -272,9 +272,13 @@ class Run:
         finite: list[bool] = torch.isfinite(z).all(-1).all(-1).tolist()
         if not self.evaluated(r) or not any(finite):
             return [Found(ok, None) for ok in finite]
-        problem = self.clients.problem
-        made = self.clients.alone(lambda: problem.evaluate(z, self._splits, self.federation))
-        return [Found(*pair) for pair in zip(finite, made, strict=True)]
+        problem, sound = self.clients.problem, z[torch.tensor(finite, device=z.device)]
+        made = iter(self.clients.alone(lambda: problem.evaluate(sound, self._splits, self.federation)))
+        return [Found(ok, next(made) if ok else None) for ok in finite]
+
+    def fail(self, error: BaseException) -> None:
+        """The run ends with this error, which asking for a result raises again."""
+        self._error = self._error or error
 
     def evaluated(self, r: int) -> bool:
         """Whether metrics are computed after r rounds."""
@@ -291,6 +295,7 @@ class Run:
     def _go(self) -> Iterator[Record]:
         clients, algorithm = self.clients, self.algorithm
         started = time.perf_counter()
+        clients.rounds = self.rounds
         clients.problem = problem = clients.problem.prepare(clients)
         z = problem.init().to(clients.device, clients.dtype).unsqueeze(0)  # [1, d]
         self.state = algorithm.init(z, problem)
@@ -506,7 +511,7 @@ class _Progress:
         if self.bar is None:
             return
         for name in ("auc", "train_auc", "accuracy", "distance", "field_norm"):
-            if name in record:
+            if record.get(name) is not None:
                 self.note = f"{name} {record[name]:.4g}"
                 break
         rate = record["round"] / max(record["seconds"], 1e-9)

@@ -14,9 +14,10 @@ A round has two phases (Frameworks 1-3). In the first some clients send their fu
 updates its estimate e of the mean field. In the second other clients take local steps that start along e and are corrected
 by what their own field has changed since. Clients remember nothing.
 
-Deviations: u and v are both averaged over S' (E1.1); rounds count from 0 (E1.2); SPIDER asks a large cohort in the first
-phase alone. SVRG and the averaged gradient are only named in the paper's Remark 1; their forms here are the usual ones, of
-clients in place of samples. The point that an estimator does not need in a round (the first one, a fresh start) is not sent.
+Deviations: u and v are both averaged over S' (E1.1); rounds count from 0 (E1.2), those in which nobody answers not at all;
+SPIDER asks a large cohort in the first phase alone. SVRG and the averaged gradient are only named in the paper's Remark 1;
+their forms here are the usual ones, of clients in place of samples. The point that an estimator does not need in a round
+(the first one, a fresh start) is not sent.
 """
 
 from __future__ import annotations

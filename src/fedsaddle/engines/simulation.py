@@ -66,6 +66,7 @@ class Simulation(Clients):
         self._execute = Execution(self.device, compile, graph, precision)
         self._chunk = max(1, chunk // len(self.seeds)) if chunk else self.n_clients
         self._alike = _run_length(self.seeds)
+        self._drawn_anew = False  # whether a round's first phase has other participants than the round's own
         self._blank: Any = None  # what a client remembers before its first work, every tensor [1, k]
         self._memory: ClientMemory | None = None
         self._undo: list[Callable[[], None]] = []  # what takes back this round's writes to memory
@@ -139,7 +140,7 @@ class Simulation(Clients):
                 self._undo.append(partial(self._write, ids, cohort.memory))
                 self._write(ids, memory)
             following = answering[start + self._chunk :][: self._chunk]
-            self._samples.expect(who.ids[..., following] if len(following) else self._upcoming())
+            self._samples.expect(who.ids[..., following] if len(following) else self._upcoming(who, phase))
             yield at, reply
 
     def _residence(self, federation: Federation, offload: bool) -> Resident | Offloaded:
@@ -151,11 +152,20 @@ class Simulation(Clients):
         data = federation.on_device(torch.device("cpu"), self.dtype)
         return Offloaded(data, federation.offsets, self._longest, self.device)
 
-    def _upcoming(self) -> np.ndarray:
-        """Who will probably be computed first in the next round."""
+    def _upcoming(self, who: Draw, phase: int) -> np.ndarray:
+        """Who will probably be computed next: the round's own participants, or the next round's first."""
+        nobody = np.empty(0, dtype=np.int64)
         if isinstance(self._samples, Resident):
-            return np.empty(0, dtype=np.int64)
-        draw = self.participation.draw(self.n_clients, self.seeds[0], self.round + 1)
+            return nobody
+        if phase == 0:
+            self._drawn_anew = who is not self._cohort  # an algorithm's rounds are alike
+        if who is not self._cohort:
+            draw = self._participants()
+        elif self.round + 1 == self.rounds:
+            return nobody
+        else:
+            number = 1 if self._drawn_anew else 0
+            draw = self.participation.draw(self.n_clients, self.seeds[0], self.round + 1, number)
         return draw.ids[draw.answered][: self._chunk]
 
     def _write(self, clients: np.ndarray, memory: Any) -> None:

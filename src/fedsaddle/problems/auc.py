@@ -240,7 +240,7 @@ class AUC(ModelProblem):
         with torch.no_grad():
             parts = [
                 self.at_each(z, b, lambda z, b: (self.coupling(z, b.data) * b.w).sum(-1, keepdim=True))
-                for b in train.pieces()
+                for b in train.pieces(len(z))
             ]
         best = torch.cat([z[..., :-1], self.optimal_dual(torch.stack(parts).sum(0))], dim=-1)
         phi, F = metrics.objective(self, best, train)  # Danskin: grad phi(v) = grad_v f(v, alpha*)

@@ -91,7 +91,9 @@ class Custom(Problem):
         if self.prox_x is None and self.prox_y is None:
             return z
         x, y = z[..., : self.n_x], z[..., self.n_x :]
-        lr_x, lr_y = (lr[..., : self.n_x], lr[..., self.n_x :]) if isinstance(lr, Tensor) else (lr, lr)
+        lr_x = lr_y = lr
+        if isinstance(lr, Tensor) and lr.shape[-1] > 1:  # one step size a variable
+            lr_x, lr_y = lr[..., : self.n_x], lr[..., self.n_x :]
         if self.prox_x is not None:
             x = self._apply(self.prox_x, x, lr_x)
         if self.prox_y is not None:
@@ -107,7 +109,7 @@ class Custom(Problem):
         _, F = objective(self, z, splits["train"])
         out = [Evaluation({"field_norm": norm}) for norm in F.norm(dim=(-2, -1)).tolist()]
         if self.metrics is not None:
-            data = dict(splits.get("test", splits["train"]).data)
+            data = {k: v.to(z.device) for k, v in splits.get("test", splits["train"]).data.items()}
             for e, one in zip(out, z[:, 0], strict=True):
                 made = self.metrics(one[: self.n_x], one[self.n_x :], data)
                 e.values.update({k: float(v) for k, v in made.items()})
