@@ -23,21 +23,27 @@ from fedsaddle.algorithms import (
     NPA,
     SCAFFOLD,
     Algorithm,
+    AmplifiedFedAvg,
+    AmplifiedSCAFFOLD,
     CODAPlus,
+    CyCpFedAvg,
+    CyCpMinimax,
     FedAvg,
     FedProx,
     FedSGDA,
     LocalSGDA,
     PublishedCODASCA,
+    RSMinimax,
 )
 from fedsaddle.clients import Clients, NobodyAnswered
 from fedsaddle.cohort import Batching
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.federation import Federation
-from fedsaddle.participation import Draw, Full, Participation, Uniform
+from fedsaddle.participation import Cyclic, Draw, Full, Participation, Uniform
 from fedsaddle.problem import Problem
 from fedsaddle.problems import AUC, ERM, NonconvexPL, QuadraticSaddle, quadratic_federation
 from tests.reference import algorithms as ref
+from tests.reference import cycp as ref_cycp
 from tests.reference import fedsgda as ref_fedsgda
 from tests.reference import problems as refproblems
 from tests.reference import sampling as refsampling
@@ -299,6 +305,7 @@ SERVER = dict(lr=0.1, local_steps=3)
 STAGES = dict(
     lr=0.15, local_steps=2, gamma=0.2, stage_rounds=4, lr_decay=0.7, interval_growth=1.3, stage_growth=1.5
 )
+EPOCHS = STAGES | dict(stage_rounds=6, stage_growth=2.0)  # two epochs of three groups, then four
 REPLACE = Batching(4, "with_replacement")
 FULL = Batching(None)
 SOME = Uniform(4)  # of 6 (5 in the quadratic)
@@ -376,6 +383,48 @@ CASES: dict[str, Case] = {
         "auc_margin",
         ref.codasca_as_published,
         participation=Uniform(3),
+    ),
+    # cyclic participation
+    "cycp_minimax": Case(CyCpMinimax(**EPOCHS), "auc", ref_cycp.cycp_minimax, participation=Cyclic(3, m=1)),
+    "cycp_minimax-all": Case(
+        CyCpMinimax(**EPOCHS), "auc_margin", ref_cycp.cycp_minimax, participation=Cyclic(3)
+    ),
+    "cycp_minimax-last": Case(
+        CyCpMinimax(**EPOCHS, output="last"), "auc_pooled", ref_cycp.cycp_minimax, REPLACE, Cyclic(3, m=1)
+    ),
+    "rs_minimax": Case(RSMinimax(**STAGES), "auc", ref_cycp.rs_minimax, participation=SOME),
+    "rs_minimax-quadratic": Case(RSMinimax(**STAGES), "quadratic", ref_cycp.rs_minimax, Batching(2), SOME),
+    "cycp_fedavg": Case(CyCpFedAvg(**SERVER), "logistic", ref_cycp.cycp_fedavg, participation=Cyclic(3, m=1)),
+    "amplified_fedavg": Case(
+        AmplifiedFedAvg(**SERVER, amplification=1.4, period=3),
+        "logistic",
+        ref_cycp.amplified_fedavg,
+        participation=Cyclic(3, m=1),
+    ),
+    "amplified_fedavg-long": Case(
+        AmplifiedFedAvg(**SERVER, amplification=1.2, period=4),
+        "squared",
+        ref_cycp.amplified_fedavg,
+        participation=Cyclic(2),
+    ),
+    "amplified_scaffold": Case(
+        AmplifiedSCAFFOLD(**SERVER, amplification=1.3, period=3),
+        "auc",
+        ref_cycp.amplified_scaffold,
+        participation=Cyclic(3, m=1),
+    ),
+    "amplified_scaffold-long": Case(  # visited twice in a period
+        AmplifiedSCAFFOLD(**SERVER, amplification=1.2, period=4),
+        "cross_entropy",
+        ref_cycp.amplified_scaffold,
+        participation=Cyclic(2, m=2),
+    ),
+    "amplified_scaffold-some": Case(
+        AmplifiedSCAFFOLD(**SERVER, amplification=1.1, period=5),
+        "quadratic",
+        ref_cycp.amplified_scaffold,
+        Batching(2),
+        SOME,
     ),
     # FedSGDA
     "fedsgda": Case(FedSGDA(lr=0.2, lr_dual=0.3, local_steps=3), "auc", fedsgda, participation=SOME),
@@ -486,6 +535,13 @@ def reference_arguments(case: Case) -> dict[str, Any]:
     if "weights" in arguments:
         sizes = [len(next(iter(c.values()))) for c in clients]
         arguments["weights"] = sizes if alg.weights == "samples" else None
+    if case.reference.__module__ == ref_cycp.__name__:
+        groups = case.participation.groups if isinstance(case.participation, Cyclic) else 1
+        if "groups" in accepted:
+            arguments["groups"] = groups
+        if "stage_epochs" in accepted:
+            arguments["stage_epochs"] = alg.stage_rounds // groups
+            arguments["output"] = {"rounds": "visits"}.get(alg.output, alg.output)
     if "pick" in accepted:
         schedule = [getattr(alg, f) for f in ("lr", "local_steps", "stage_rounds", "lr_decay")]
         plan = ref.stage_plan(case.rounds, *schedule, alg.interval_growth, alg.stage_growth)

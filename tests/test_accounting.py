@@ -10,12 +10,17 @@ from fedsaddle.algorithms import (
     CODASCA,
     NPA,
     SCAFFOLD,
+    AmplifiedFedAvg,
+    AmplifiedSCAFFOLD,
     CODAPlus,
+    CyCpFedAvg,
+    CyCpMinimax,
     FedAvg,
     FedProx,
     FedSGDA,
     LocalSGDA,
     PublishedCODASCA,
+    RSMinimax,
 )
 from fedsaddle.clients import BYTES_PER_NUMBER, NobodyAnswered, Once, PhaseTraffic
 from fedsaddle.participation import Full, Uniform
@@ -86,6 +91,17 @@ TABLE = {
             "full_fields": plus(each_round(2 * D, 2 * D), (0, -3 * N * D, -3 * N * D)),
             "corrected_steps": each_round(2 * D, D),
         },
+    ),
+    "cycp_minimax": (CyCpMinimax(**STAGED, gamma=0.1), {"proximal_steps": plus(each_round(D, D), v_ref)}),
+    "rs_minimax": (RSMinimax(**STAGED), {"proximal_steps": each_round(D, D)}),
+    "cycp_fedavg": (CyCpFedAvg(local_steps=2), {"local_descent_ascent": each_round(d, d)}),
+    "amplified_fedavg": (
+        AmplifiedFedAvg(local_steps=2, period=3),
+        {"local_descent_ascent": each_round(d, d)},
+    ),
+    "amplified_scaffold": (
+        AmplifiedSCAFFOLD(local_steps=2, period=3),
+        {"corrected_steps": each_round(2 * D, 2 * D)},
     ),
     "codasca_as_published": (
         PublishedCODASCA(**STAGED, gamma=0.1),

@@ -16,7 +16,17 @@ from typing import NamedTuple
 import pytest
 
 from fedsaddle import clients, cohort, problem, sampling
-from fedsaddle.algorithms import CODASCA, SCAFFOLD, coda, codasca, codasca_published, fedavg, fedsgda, stages
+from fedsaddle.algorithms import (
+    CODASCA,
+    SCAFFOLD,
+    coda,
+    codasca,
+    codasca_published,
+    cycp,
+    fedavg,
+    fedsgda,
+    stages,
+)
 from fedsaddle.engines import memory, simulation
 from fedsaddle.problems import auc, erm, nonconvex_pl, quadratic
 from tests import harness, test_accounting, test_core, test_memory, test_relations, test_sampling
@@ -48,6 +58,15 @@ def pieces() -> None:
 
 
 MUTATIONS = [
+    # ---- cyclic participation
+    Mutation("amplification from the new iterate", cycp, "s.anchor + self.amplification * (z - s.anchor), lr=0.0)\n        return AmplifiedState", "z + self.amplification * (z - s.anchor), lr=0.0)\n        return AmplifiedState", by("amplified_fedavg")),
+    Mutation("the anchor stays", cycp, "return AmplifiedState(z, z, s.round + 1)", "return AmplifiedState(z, s.anchor, s.round + 1)", by("amplified_fedavg")),
+    Mutation("amplified a round late", cycp, "if (s.round + 1) % self.period:\n            return AmplifiedState", "if s.round % self.period:\n            return AmplifiedState", by("amplified_fedavg")),
+    Mutation("variates renewed within a period", cycp, "return State(z, s.anchor, s.c, coming, s.round + 1)", "return State(z, s.anchor, s.c + coming, 0 * coming, s.round + 1)", by("amplified_scaffold")),
+    Mutation("a period's sums are not cleared", cycp, "torch.where(new, 0.0, total)", "total", by("amplified_scaffold")),
+    Mutation("a second visit counts again", cycp, "- c_i - before", "- c_i", by("amplified_scaffold-long")),
+    Mutation("variates of participants alone", cycp, "s.coming + share * mean.dc", "s.coming + mean.dc", by("amplified_scaffold")),
+    Mutation("flipped amplified variates", cycp, "F - c_i + m.c", "F + c_i - m.c", by("amplified_scaffold")),
     # ---- FedSGDA
     Mutation("STORM corrects with a flipped sign", fedsgda, "(1 - alpha) * (old.e - F_point) + F", "(1 - alpha) * (old.e + F_point) + F", by("fedsgda")),
     Mutation("STORM has no correction", fedsgda, "(1 - alpha) * (old.e - F_point) + F", "(1 - alpha) * old.e + alpha * F", by("fedsgda")),

@@ -1,4 +1,5 @@
-"""The spec's relations: T1 (AUC identities), T13-T19 (CODA family), T37 (limit cases of FedProx and SCAFFOLD)."""
+"""The spec's relations: T1 (AUC identities), T13-T19 (CODA family), T20-T22 and
+T26 (cyclic participation), T37 (limit cases of FedProx and SCAFFOLD)."""
 
 from dataclasses import dataclass, field, replace
 
@@ -6,8 +7,22 @@ import numpy as np
 import pytest
 import torch
 
-from fedsaddle.algorithms import CODASCA, NPA, SCAFFOLD, CODAPlus, FedAvg, FedProx, LocalSGDA
+from fedsaddle.algorithms import (
+    CODASCA,
+    NPA,
+    SCAFFOLD,
+    AmplifiedFedAvg,
+    AmplifiedSCAFFOLD,
+    CODAPlus,
+    CyCpFedAvg,
+    CyCpMinimax,
+    FedAvg,
+    FedProx,
+    LocalSGDA,
+    RSMinimax,
+)
 from fedsaddle.cohort import Batching
+from fedsaddle.participation import Cyclic
 from fedsaddle.problems import AUC, ERM, QuadraticSaddle, quadratic_federation
 from tests import harness
 from tests.harness import FULL, TWINS, clients_of, connect, drive, federation
@@ -341,3 +356,62 @@ def test_server_step_of_one_half_goes_half_the_way():
     for algorithm in (LocalSGDA(**settings), SCAFFOLD(**settings), CODASCA(**settings)):
         whole, half = on_auc(algorithm, 1).z[0], on_auc(replace(algorithm, server_lr=0.5), 1).z[0]
         np.testing.assert_allclose(half, (z0 + whole) / 2, rtol=0, atol=1e-14)
+
+
+# -------------------------------------------------------------------------------- T20-T22, T26: cyclic participation
+
+
+def test_one_group_is_random_sampling():  # T20
+    stages = dict(lr=0.1, local_steps=3, gamma=0.2, stage_rounds=4)
+    one_group = on_auc(CyCpMinimax(**stages), participation=Cyclic(1, m=3))
+    same(one_group, on_auc(RSMinimax(**stages), participation=Cyclic(1, m=3)), atol=0)
+    everyone = on_auc(CyCpMinimax(lr=0.1, local_steps=3), participation=Cyclic(1))
+    same(everyone, on_auc(CODAPlus(lr=0.1, local_steps=3)), atol=1e-15)  # within a stage
+
+
+def test_a_group_a_client_is_incremental_descent_ascent():  # T21
+    cyclic = on_quadratic(
+        CyCpMinimax(lr=0.1, local_steps=2),
+        10,
+        participation=Cyclic(5),
+        batching=FULL,
+        problem=QuadraticSaddle(3, 2),
+    )
+    engine = connect(QuadraticSaddle(3, 2), TWINS["quadratic"].data(), batching=FULL)
+    z = torch.as_tensor(TWINS["quadratic"].z0())[None]
+    for r, after in enumerate(cyclic.z):
+        for _ in range(2):
+            z = z - 0.1 * engine.cohort(np.array([r % 5]), 0).full_field(z)
+        np.testing.assert_allclose(after, z[0], rtol=0, atol=1e-14)
+
+
+def test_every_epoch_visits_every_group_once():  # T22
+    seen = []
+    on_auc(
+        CyCpMinimax(lr=0.1, local_steps=1), 12, participation=Cyclic(3, m=1),
+        after=lambda s, clients: seen.append(clients.asked) and None,
+    )  # fmt: skip
+    assert all([asked[0] // 2 for asked in seen[e : e + 3]] == [0, 1, 2] for e in range(0, 12, 3))
+
+
+def test_without_amplification_it_is_fedavg_and_without_variates_amplified_fedavg():  # T26
+    some = dict(participation=Cyclic(3, m=1))
+    steps, twin = dict(lr=0.1, local_steps=3), TWINS["logistic"]
+
+    def run(algorithm, rounds=12):
+        return drive(algorithm, twin.problem(), twin.data(), rounds, start=twin.z0(), **some)
+
+    same(run(AmplifiedFedAvg(**steps, amplification=1.0, period=3)), run(CyCpFedAvg(**steps)), atol=1e-15)
+    amplified = dict(**steps, amplification=1.4, period=3)
+    first_period = run(AmplifiedSCAFFOLD(**amplified), 3), run(AmplifiedFedAvg(**amplified), 3)
+    same(*first_period, atol=1e-15)
+    different(run(AmplifiedSCAFFOLD(**amplified)), run(AmplifiedFedAvg(**amplified)))
+
+
+def test_amplified_scaffold_reaches_the_saddle_under_cyclic_participation():
+    fed, problem = quadratic_federation(6, 4, 3, seed=1), QuadraticSaddle(4, 3)
+    cyclic = dict(participation=Cyclic(3), batching=FULL)
+    corrected = drive(AmplifiedSCAFFOLD(lr=0.05, local_steps=5, period=3), problem, fed, 600, **cyclic)
+    plain = drive(CyCpMinimax(lr=0.05, local_steps=5), problem, fed, 600, **cyclic)
+    assert np.abs(corrected.z[-1:] - problem.saddle(fed).numpy()).max() < 1e-10
+    assert np.abs(plain.z[-1:] - problem.saddle(fed).numpy()).max() > 1e-3

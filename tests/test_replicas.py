@@ -11,12 +11,17 @@ from fedsaddle.algorithms import (
     CODASCA,
     NPA,
     SCAFFOLD,
+    AmplifiedFedAvg,
+    AmplifiedSCAFFOLD,
     CODAPlus,
+    CyCpFedAvg,
+    CyCpMinimax,
     FedAvg,
     FedProx,
     FedSGDA,
     LocalSGDA,
     PublishedCODASCA,
+    RSMinimax,
 )
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.replicas import run_all, run_together, stackable
@@ -41,6 +46,11 @@ CASES = {
     "coda_plus": lambda lr: CODAPlus(lr=lr, local_steps=3, **{**STAGES, "gamma": lr}),
     "codasca": lambda lr: CODASCA(lr=lr, local_steps=3, **STAGES),
     "fedsgda": lambda lr: FedSGDA(lr=lr, lr_dual=2 * lr, local_steps=3, decay=5 * lr, momentum=10 * lr),
+    "cycp_minimax": lambda lr: CyCpMinimax(lr=lr, local_steps=3, **STAGES),
+    "rs_minimax": lambda lr: RSMinimax(lr=lr, local_steps=3, **STAGES),
+    "cycp_fedavg": lambda lr: CyCpFedAvg(lr=lr, local_steps=3),
+    "amplified_fedavg": lambda lr: AmplifiedFedAvg(lr=lr, local_steps=3, amplification=1 + lr, period=2),
+    "amplified_scaffold": lambda lr: AmplifiedSCAFFOLD(lr=lr, local_steps=3, amplification=1 + lr, period=2),
     "codasca_as_published": lambda lr: PublishedCODASCA(lr=lr, local_steps=3, clip=1 + lr, **STAGES),
 }
 
@@ -57,7 +67,7 @@ def federation() -> fs.Federation:
 def _run(name: str, lr: float, seed: int, federation: fs.Federation, **options) -> fs.Run:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
-    problem = fs.ERM(model) if name in ("fedavg", "fedprox") else fs.AUC(model)
+    problem = fs.ERM(model) if name.endswith(("fedavg", "fedprox")) else fs.AUC(model)
     arguments = dict(rounds=8, batch_size=5, dtype="float64", seed=seed, eval_every=4) | options
     return fs.train(problem, CASES[name](lr), federation, **arguments)
 

@@ -9,12 +9,17 @@ from fedsaddle.algorithms import (
     NPA,
     SCAFFOLD,
     Algorithm,
+    AmplifiedFedAvg,
+    AmplifiedSCAFFOLD,
     CODAPlus,
+    CyCpFedAvg,
+    CyCpMinimax,
     FedAvg,
     FedProx,
     FedSGDA,
     LocalSGDA,
     PublishedCODASCA,
+    RSMinimax,
 )
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
@@ -38,8 +43,8 @@ except _metadata.PackageNotFoundError:  # run from a source tree that is not ins
     __version__ = "unknown"
 
 __all__ = [
-    "AUC", "CODA", "CODASCA", "ERM", "NPA", "SCAFFOLD", "Algorithm", "CODAPlus", "Custom", "Cyclic", "FedAvg", "FedProx",
-    "FedSGDA", "Federation", "FedsaddleError", "Full", "Independent", "LocalSGDA", "Markov", "NonconvexPL", "Participation",
-    "Problem", "PublishedCODASCA", "QuadraticSaddle", "Run", "Trace", "Uniform", "data", "group_norm",
-    "nonconvex_pl_federation", "quadratic_federation", "train",
+    "AUC", "CODA", "CODASCA", "ERM", "NPA", "SCAFFOLD", "Algorithm", "AmplifiedFedAvg", "AmplifiedSCAFFOLD", "CODAPlus",
+    "Custom", "CyCpFedAvg", "CyCpMinimax", "Cyclic", "FedAvg", "FedProx", "FedSGDA", "Federation", "FedsaddleError", "Full",
+    "Independent", "LocalSGDA", "Markov", "NonconvexPL", "Participation", "Problem", "PublishedCODASCA", "QuadraticSaddle",
+    "RSMinimax", "Run", "Trace", "Uniform", "data", "group_norm", "nonconvex_pl_federation", "quadratic_federation", "train",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from fedsaddle.algorithms.base import Algorithm, Citation
 from fedsaddle.algorithms.coda import CODA, NPA, CODAPlus
 from fedsaddle.algorithms.codasca import CODASCA
 from fedsaddle.algorithms.codasca_published import PublishedCODASCA
+from fedsaddle.algorithms.cycp import AmplifiedFedAvg, AmplifiedSCAFFOLD, CyCpFedAvg, CyCpMinimax, RSMinimax
 from fedsaddle.algorithms.fedavg import SCAFFOLD, FedAvg, FedProx, LocalSGDA
 from fedsaddle.algorithms.fedsgda import FedSGDA
 
@@ -18,9 +19,19 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "codasca": CODASCA,
     "codasca_as_published": PublishedCODASCA,
     "fedsgda": FedSGDA,
+    "cycp_minimax": CyCpMinimax,
+    "rs_minimax": RSMinimax,
+    "cycp_fedavg": CyCpFedAvg,
+    "amplified_fedavg": AmplifiedFedAvg,
+    "amplified_scaffold": AmplifiedSCAFFOLD,
 }
 
 __all__ = [
+    "AmplifiedFedAvg",
+    "AmplifiedSCAFFOLD",
+    "CyCpFedAvg",
+    "CyCpMinimax",
+    "RSMinimax",
     "ALGORITHMS",
     "CODA",
     "CODASCA",
