@@ -25,6 +25,7 @@ from fedsaddle.toml import to_toml
 from fedsaddle.train import Run, train
 
 Entry = dict[str, Any]  # a line of a journal
+Curves = dict[str, list[Any]]  # "round" and the values of metrics in these rounds
 Tick = Callable[[int, str], None]  # so many runs are done, and what goes on now
 
 TOGETHER = 64
@@ -35,10 +36,11 @@ class Journal:
 
     Args:
         path: runs.jsonl; one line a run. A last line that was cut off is dropped.
+        curves: metrics of which every evaluation is kept (six digits), not only the last one.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, curves: Sequence[str] = ()) -> None:
+        self.path, self.curves = path, tuple(curves)
         self._done: dict[str, Entry] = {}
         if not path.exists():
             return
@@ -54,7 +56,10 @@ class Journal:
                 raise FedsaddleError(f"{path}, line {n}: is no finished run; delete the line") from None
 
     def __contains__(self, config: Config) -> bool:
-        return configs.dump(config) in self._done
+        entry = self._done.get(configs.dump(config))
+        if entry is None:
+            return False
+        return "diverged" in entry["metrics"] or entry.get("curves", {}).keys() >= set(self.curves)
 
     def __getitem__(self, config: Config) -> Entry:
         return self._done[configs.dump(config)]
@@ -64,12 +69,28 @@ class Journal:
         key = configs.dump(config)
         try:
             entry = {"metrics": run.metrics, "clients_evaluated_on": run.summary()["clients_evaluated_on"]}
+            if self.curves:
+                entry["curves"] = _curves(run, self.curves)
         except Diverged:
             entry = {"metrics": {"diverged": 1.0}}
         self._done[key] = {"config": key, **entry}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(self._done[key]) + "\n")
+
+
+def _curves(run: Run, names: Sequence[str]) -> Curves:
+    """The evaluated rounds, and the metrics there."""
+    evaluated = [record for record in run.records if run.evaluated(record["round"])]
+    for name in names:
+        if name not in evaluated[-1]:
+            raise FedsaddleError(f"curve {name!r}: is no metric of this run; it has {', '.join(run.metrics)}")
+    rounds = {"round": [record["round"] for record in evaluated]}
+    return rounds | {k: [_short(record[k]) for record in evaluated] for k in names}
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
 
 
 class Federations:

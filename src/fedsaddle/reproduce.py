@@ -8,6 +8,9 @@ An experiment is a folder experiments/PAPER/NAME with
     published.md     the paper's numbers or claims
     obtained/        table.md, results.json and figure as obtained, with the command that made them
 
+An experiment that looks at the course of its runs names metrics in CURVES: a row then has them beside its final metrics, and
+measure(curves), called for each run, derives further metrics from them.
+
 Every cell is tuned on validation data (`SELECT`, mean over seeds) and reported on test data (`METRICS`). Each finished run
 is appended to runs.jsonl, so that an interrupted reproduction goes on where it stopped; runs that differ in seed or
 real-valued hyper-parameters are computed together (journal.py).
@@ -25,7 +28,7 @@ from typing import Any, NamedTuple
 
 from fedsaddle import config
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.journal import Bar, Journal, finish, over_seeds
+from fedsaddle.journal import Bar, Entry, Journal, finish, over_seeds
 from fedsaddle.sweep import grid_points
 
 
@@ -45,9 +48,8 @@ class Verdict(NamedTuple):
     numbers: str
 
 
-Row = dict[
-    str, Any
-]  # a tuned cell: its place, the chosen values, mean, std and values of every metric over seeds
+# a tuned cell: its place, the chosen values, mean, std and values of every metric over seeds, and the seeds' curves, if any
+Row = dict[str, Any]
 
 
 def _root() -> Path:
@@ -87,13 +89,16 @@ def reproduce(name: str, quick: bool = False, out: Path | None = None, progress:
         for point in grid_points(cell.tune)
         for seed in seeds
     ]
+    before = out / "results.json"
+    earlier = json.loads(before.read_text())["seconds"] if before.exists() else 0.0  # what is not run again
     started = time.perf_counter()
+    journal = Journal(out / "runs.jsonl", getattr(experiment, "CURVES", ()))
     with Bar(progress, len(wanted), name) as tick:
-        entries = iter(finish(wanted, Journal(out / "runs.jsonl"), tick=tick))
+        entries = iter(finish(wanted, journal, tick=tick))
     rows: list[Row] = []
     for cell in cells:
         tried = [
-            {**cell.at, "chosen": point, "metrics": over_seeds([next(entries) for _ in seeds])}
+            {**cell.at, "chosen": point, **_seen(experiment, [next(entries) for _ in seeds])}
             for point in grid_points(cell.tune)
         ]
         best = max(
@@ -108,7 +113,7 @@ def reproduce(name: str, quick: bool = False, out: Path | None = None, progress:
         "quick": quick,
         "command": f"fedsaddle reproduce {name}" + (" --quick" if quick else ""),
         "seeds": list(seeds),
-        "seconds": round(time.perf_counter() - started, 1),
+        "seconds": round(earlier + time.perf_counter() - started, 1),
         "rows": rows,
         "verdicts": [v._asdict() for v in verdicts],
     }
@@ -128,6 +133,15 @@ def _load(folder: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _seen(experiment: ModuleType, runs: Sequence[Entry]) -> Row:
+    """Metrics of one point over seeds and, where the experiment asks for them, curves: rounds, and values seed by seed."""
+    if not all("curves" in run for run in runs):  # not asked for, or diverged
+        return {"metrics": over_seeds(runs)}
+    measured = [{"metrics": run["metrics"] | experiment.measure(run["curves"])} for run in runs]
+    values = {k: [run["curves"][k] for run in runs] for k in experiment.CURVES}
+    return {"metrics": over_seeds(measured), "curves": {"round": runs[0]["curves"]["round"], **values}}
 
 
 def _changed(base: Path, change: Mapping[str, Any]) -> config.Config:
@@ -164,13 +178,14 @@ def _markdown(
             f"| {d} | " + " | ".join(show(cells.get((d, a)), metric) for a in across) + " |" for d in down
         ]
         lines += [""]
-    lines += ["## Chosen on validation", ""]
-    lines += [
+    chosen = [
         f"- {row[experiment.ROWS]}, {row[experiment.COLUMNS]}: {row['chosen']}"
         for row in rows
         if row["chosen"]
     ]
-    lines += ["", "## Claims", ""]
+    if chosen:
+        lines += ["## Chosen on validation", "", *chosen, ""]
+    lines += ["## Claims", ""]
     for v in verdicts:
         verdict = (
             "not judged in the quick version" if results["quick"] else "holds" if v.holds else "does not hold"

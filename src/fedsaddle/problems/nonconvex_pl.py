@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -34,6 +35,9 @@ class Moments(NamedTuple):
     c: Tensor  # <c> [p]
     t: Tensor  # <a'b b'c>
     q: Tensor  # <||c||^2>
+
+
+_MOMENTS: WeakKeyDictionary[Split, Moments] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +101,9 @@ class NonconvexPL(Problem):
     # ---- closed forms ------------------------------------------------------------------------------------
 
     def moments(self, split: Split) -> Moments:
-        """What y* and Phi depend on beside the wells."""
+        """What y* and Phi depend on beside the wells; computed once a split."""
+        if split in _MOMENTS:
+            return _MOMENTS[split]
         parts = []
         for batch in split.pieces():
             a, b, c = (batch.data[k][0].double() for k in self.fields)
@@ -106,7 +112,8 @@ class NonconvexPL(Problem):
             sums = ((w * b * ab), (w * b * bc), (w * c))
             r, s, c_bar = (v.sum(0) for v in sums)
             parts.append(Moments((w * b).mT @ b, r, s, c_bar, (w * ab * bc).sum(), (w * c**2).sum()))
-        return Moments(*(torch.stack(v).sum(0) for v in zip(*parts, strict=True)))
+        _MOMENTS[split] = Moments(*(torch.stack(v).sum(0) for v in zip(*parts, strict=True)))
+        return _MOMENTS[split]
 
     def best_dual(self, x: Tensor, m: Moments) -> Tensor:
         """y*(x) for x [..., p]."""
