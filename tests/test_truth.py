@@ -55,9 +55,7 @@ def test_known_saddle_is_the_references():
 
 def test_known_saddle_weighs_clients_equally():
     fed, problem = TWINS["quadratic"].data(), QuadraticSaddle(3, 2)
-    field = (
-        harness.connect(problem, fed).cohort(np.arange(fed.n_clients), 0).full_field(problem.saddle(fed))
-    )
+    field = harness.connect(problem, fed).cohort(np.arange(fed.n_clients), 0).full_field(problem.saddle(fed))
     assert field.abs().max() > 0.1  # each client for itself is elsewhere
     np.testing.assert_allclose(field.mean(0), np.zeros(5), rtol=0, atol=1e-12)
 
