@@ -8,7 +8,7 @@ mathematics of a small model, and gives convolutions and poolings a layout that 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -90,6 +90,26 @@ class FlatModel:
         if out.ndim == 2:  # a module that returns [B] has one output
             out = out.unsqueeze(-1)
         return out.reshape(*lead, *out.shape[1:])
+
+    def with_pullback(self, w: Tensor, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The outputs, and the function that takes their cotangent [..., S, B, outputs] to that of w [..., S, n].
+
+        For a single dense layer both are matrix products, which cost less than recording them for autograd.
+        """
+        layer = self._layers[0] if self._layers is not None and len(self._layers) == 1 else None
+        exact = not torch.is_autocast_enabled(w.device.type)
+        if isinstance(layer, nn.Linear) and exact and w.ndim == 2 and x.ndim == 3 and len(w) > 1:
+            out = _run([layer], iter(w.split(self.sizes, dim=-1)), x)
+
+            def products(g: Tensor) -> Tensor:
+                dw = (g.mT @ x).flatten(1)
+                return dw if layer.bias is None else torch.cat([dw, g.sum(-2)], dim=-1)
+
+            return out, products
+        with torch.enable_grad():
+            leaf = w.detach().requires_grad_()
+            recorded = self(leaf, x)
+        return recorded.detach(), lambda g: torch.autograd.grad(recorded, leaf, g)[0]
 
     def _on_shared(self, w: Tensor, x: Tensor) -> Tensor:
         """Dense layers where replicas [Q, P] share samples along P: the first layer reads each sample once for all P.

@@ -91,12 +91,15 @@ class AUC(ModelProblem):
 
     def scores(self, z: Tensor, x: Tensor) -> Tensor:
         """Scores h [..., S, B] at the weights within z [..., S, d]."""
-        out = self.outputs(z, x)
-        if out.shape[-1] != 1:
+        return self._one_score(self.outputs(z, x))
+
+    @staticmethod
+    def _one_score(outputs: Tensor) -> Tensor:
+        if outputs.shape[-1] != 1:
             raise FedsaddleError(
-                f"AUC: the model must have one output, got {out.shape[-1]}; end it in Linear(..., 1)"
+                f"AUC: the model must have one output, got {outputs.shape[-1]}; end it in Linear(..., 1)"
             )
-        return out.squeeze(-1)
+        return outputs.squeeze(-1)
 
     def losses(self, z: Tensor, data: Data) -> Tensor:
         p, h = self._p, self.scores(z, data["x"])
@@ -124,15 +127,13 @@ class AUC(ModelProblem):
                 share = batch.w.sum(-1, keepdim=True)
                 F = torch.cat([F[..., :-1], self._margin_step(z) * share], dim=-1)
             return F
-        with torch.enable_grad():
-            w = z[..., : self.flat.n].detach().requires_grad_()
-            scores = self.scores(w, batch.data["x"])
-        h, p = scores.detach(), self._p
+        outputs, pullback = self.flat.with_pullback(z[..., : self.flat.n], batch.data["x"])
+        h, p = self._one_score(outputs), self._p
         a_or_b, one_plus, ratio, sign = self._head(z, batch.data)
         ratio = 2 * ratio * batch.w
         residual = ratio * (h - a_or_b)
         coupling = ratio * sign
-        (dw,) = torch.autograd.grad(scores, w, residual + one_plus * coupling)
+        dw = pullback((residual + one_plus * coupling).unsqueeze(-1))
         # -dF/da = 2(1-p)(h-a) 1+, -dF/db = 2p(h-b) 1-
         both = residual.sum(-1, keepdim=True)
         difference = (residual * sign).sum(-1, keepdim=True)  # negatives minus positives
