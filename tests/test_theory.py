@@ -416,8 +416,8 @@ def test_cycp_minimax_theorem_4_5():
     # eta G I <= 1/6 and 3 * 36 eta I^2 G^2 B^2 M <= sigma^2 with G = 3, I = 2, B = 2, M = 5
     steps = theory.cycp_minimax(ONE, Setting(clients=30, participants=5, groups=3, local_steps=2))
     lr = 1 / (108 * 4 * 9 * 4 * 5)
-    near(steps, lr=lr, gamma=2, local_steps=2, stage_epochs=math.ceil(212 / lr / 6 - 1e-6))
-    near(steps, stage_rounds=3 * steps.at()["stage_epochs"], lr_decay=math.exp(-1 / 21))
+    near(steps, lr=lr, gamma=2, local_steps=2, stage_rounds=3 * math.ceil(212 / lr / 6 - 1e-6))
+    near(steps, lr_decay=math.exp(-1 / 21))
     near(steps, interval_growth=math.exp(1 / 42))
     quiet = theory.cycp_minimax(ONE.given(G=1e-3), Setting(30, 5, groups=3, local_steps=2))
     near(quiet, lr=1 / 36)

@@ -30,6 +30,7 @@ from fedsaddle.theory.measure import probe
 from fedsaddle.theory.steps import Assumption, Comparison, Setting, Steps, Value, compare
 from fedsaddle.theory.theorems import (
     THEOREMS,
+    amplified_scaffold,
     coda,
     coda_plus,
     codasca,
@@ -43,6 +44,7 @@ from fedsaddle.theory.theorems import (
     local_sgda,
     npa,
     prescribe,
+    rs_minimax,
     scaff_pd,
     scaffold,
 )
@@ -50,5 +52,5 @@ from fedsaddle.theory.theorems import (
 __all__ = [
     "THEOREMS", "Assumption", "Comparison", "Constants", "Setting", "Steps", "Value", "compare", "prescribe", "probe",
     "coda", "coda_plus", "codasca", "codasca_as_published", "cycp_minimax", "cycp_pairwise", "fedavg", "fedprox", "fedsgda",
-    "ffmdr", "local_sgda", "npa", "scaff_pd", "scaffold",
+    "amplified_scaffold", "ffmdr", "local_sgda", "npa", "rs_minimax", "scaff_pd", "scaffold",
 ]  # fmt: skip

@@ -362,7 +362,6 @@ def cycp_minimax(c: Constants, run: Setting) -> Steps:
         "lr": lr,
         "local_steps": I,
         "gamma": 2 * c.L,
-        "stage_epochs": epochs,
         "stage_rounds": epochs * G,
     }
     rate = _stage_rate(c)
@@ -377,6 +376,16 @@ def cycp_minimax(c: Constants, run: Setting) -> Steps:
         Assumption.IN_TURN,
     )
     return Steps(values, "CyCp, Theorem 4.5 (Minimax)", exact, assumes, tuple(notes))
+
+
+def rs_minimax(c: Constants, run: Setting) -> Steps:
+    """RS-Minimax: CyCp-Minimax's steps with one group of all clients; the paper has no theorem of its own for it."""
+    steps = cycp_minimax(c, dataclasses.replace(run, groups=1))
+    return dataclasses.replace(
+        steps,
+        theorem="CyCp, Theorem 4.5 with one group",
+        assumes=tuple(a for a in steps.assumes if a is not Assumption.IN_TURN),
+    )
 
 
 def cycp_pairwise(c: Constants, run: Setting) -> Steps:
@@ -627,6 +636,11 @@ def fedavg(c: Constants, run: Setting) -> Steps:
     return _rule_of_thumb("FedAvg", c, run, {"server_lr": 1.0})
 
 
+def amplified_scaffold(c: Constants, run: Setting) -> Steps:
+    """Amplified SCAFFOLD: lr = 1/(L I); a rule of thumb, not one of the five papers."""
+    return _rule_of_thumb("AmplifiedSCAFFOLD", c, run)
+
+
 def fedprox(c: Constants, run: Setting, *, mu: float = 0.0) -> Steps:
     """FedProx: lr = 1/((L + mu) I), mu its prox coefficient; a rule of thumb, not one of the five papers."""
     return _rule_of_thumb("FedProx", c, run, {"server_lr": 1.0}, extra=mu)
@@ -651,6 +665,10 @@ THEOREMS: dict[str, Callable[..., Steps]] = {
     "codasca_as_published": codasca_as_published,
     "fedsgda": fedsgda,
     "cycp_minimax": cycp_minimax,
+    "rs_minimax": rs_minimax,
+    "cycp_fedavg": fedavg,
+    "amplified_fedavg": fedavg,
+    "amplified_scaffold": amplified_scaffold,
     "cycp_pairwise": cycp_pairwise,
     "ffmdr": ffmdr,
     "scaff_pd": scaff_pd,
