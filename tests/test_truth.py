@@ -5,8 +5,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedsaddle.algorithms import CODA, CODASCA, NPA, SCAFFOLD, CODAPlus, FedAvg, LocalSGDA
-from fedsaddle.participation import Uniform
+from fedsaddle.algorithms import (
+    CODA,
+    CODASCA,
+    NPA,
+    SCAFFOLD,
+    AmplifiedFedAvg,
+    AmplifiedSCAFFOLD,
+    CODAPlus,
+    CyCpFedAvg,
+    CyCpMinimax,
+    FedAvg,
+    FedProx,
+    LocalSGDA,
+    RSMinimax,
+)
+from fedsaddle.participation import Cyclic, Uniform
 from fedsaddle.problems import AUC, ERM, QuadraticSaddle, quadratic_federation
 from tests import harness
 from tests.harness import CASES, FULL, TWINS, clients_of, drive, federation
@@ -71,20 +85,55 @@ def test_auc_without_correction_is_not():
     assert np.abs(run.z[-1][:3] - harness.best_pairwise(harness.binary())).max() > 1e-3
 
 
-def test_fedavg_of_least_squares_solves_the_weighted_normal_equations():
-    """One full-batch step a round is gradient descent, on the loss that weights= says."""
+def _least_squares(algorithm, rounds=600, weights="clients", **options):
+    """How far from the least-squares solution an algorithm ends, where clients or samples weigh equally."""
     fed = harness.regression()
     clients = clients_of(fed)
-    for weights in ("clients", "samples"):
-        x = np.concatenate([np.c_[c["x"], np.ones(len(c["y"]))] for c in clients])
-        y = np.concatenate([c["y"] for c in clients])
-        w = np.concatenate(
-            [np.full(len(c["y"]), 1 / len(c["y"]) if weights == "clients" else 1) for c in clients]
-        )
-        best = np.linalg.solve((x.T * w) @ x, x.T @ (w * y))
-        algorithm = FedAvg(lr=0.5, local_steps=1, weights=weights)
-        run = drive(algorithm, ERM(harness._linear(), loss="squared"), fed, 600, batching=FULL)
-        np.testing.assert_allclose(run.z[-1], best, rtol=0, atol=1e-9)
+    x = np.concatenate([np.c_[c["x"], np.ones(len(c["y"]))] for c in clients])
+    y = np.concatenate([c["y"] for c in clients])
+    w = np.concatenate(
+        [np.full(len(c["y"]), 1 / len(c["y"]) if weights == "clients" else 1) for c in clients]
+    )
+    best = np.linalg.solve((x.T * w) @ x, x.T @ (w * y))
+    problem = ERM(harness._linear(), loss="squared")
+    return np.abs(drive(algorithm, problem, fed, rounds, batching=FULL, **options).z[-1] - best).max()
+
+
+@pytest.mark.parametrize("weights", ["clients", "samples"])
+def test_fedavg_of_least_squares_solves_the_weighted_normal_equations(weights):
+    """One full-batch step a round is gradient descent, on the loss that weights= says."""
+    assert _least_squares(FedAvg(lr=0.5, local_steps=1, weights=weights), weights=weights) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda steps, lr: FedProx(lr=lr, local_steps=steps, mu=0.1),
+        lambda steps, lr: CyCpFedAvg(lr=lr, local_steps=steps),
+        lambda steps, lr: AmplifiedFedAvg(lr=lr, local_steps=steps, amplification=1.3, period=2),
+    ],
+    ids=["fedprox", "cycp_fedavg", "amplified_fedavg"],
+)
+def test_averaging_reaches_the_optimum_with_one_step_and_a_bias_with_more(make):
+    assert _least_squares(make(1, 0.3)) < 1e-8
+    assert _least_squares(make(10, 0.1)) > 1e-3
+
+
+def test_amplified_averaging_under_cyclic_participation_keeps_its_bias():
+    cyclic = dict(participation=Cyclic(3), rounds=900)
+    assert (
+        _least_squares(AmplifiedFedAvg(lr=0.05, local_steps=5, amplification=1.2, period=3), **cyclic) > 1e-3
+    )
+    assert (
+        _least_squares(AmplifiedSCAFFOLD(lr=0.05, local_steps=5, amplification=1.2, period=3), **cyclic)
+        < 1e-8
+    )
+
+
+@pytest.mark.parametrize("algorithm", [RSMinimax, CyCpMinimax])
+def test_stages_of_visits_reach_the_saddle_with_one_step(algorithm):
+    assert harness.distance_to_saddle(algorithm(lr=0.2, local_steps=1), rounds=300) < 1e-10
+    assert harness.distance_to_saddle(algorithm(**TEN_STEPS)) > 1e-3
 
 
 # --------------------------------------------------------------------------- relations that hold for every algorithm
