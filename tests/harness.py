@@ -28,12 +28,15 @@ from fedsaddle.algorithms import (
     CODAPlus,
     CyCpFedAvg,
     CyCpMinimax,
+    CyCpPairwise,
     FedAvg,
     FedProx,
     FedSGDA,
+    FeDXL2,
     LocalSGDA,
     PublishedCODASCA,
     RSMinimax,
+    RSPairwise,
 )
 from fedsaddle.clients import Clients, NobodyAnswered
 from fedsaddle.cohort import Batching
@@ -41,10 +44,21 @@ from fedsaddle.engines.simulation import Simulation
 from fedsaddle.federation import Federation
 from fedsaddle.participation import Cyclic, Draw, Full, Participation, Uniform
 from fedsaddle.problem import Problem
-from fedsaddle.problems import AUC, ERM, NonconvexPL, QuadraticSaddle, quadratic_federation
+from fedsaddle.problems import (
+    AUC,
+    ERM,
+    Contrastive,
+    NonconvexPL,
+    PairwiseAUC,
+    PartialAUC,
+    QuadraticSaddle,
+    quadratic_federation,
+)
+from fedsaddle.problems.pairwise import Pairwise
 from tests.reference import algorithms as ref
 from tests.reference import cycp as ref_cycp
 from tests.reference import fedsgda as ref_fedsgda
+from tests.reference import pairwise as ref_pairwise
 from tests.reference import problems as refproblems
 from tests.reference import sampling as refsampling
 from tests.reference import synthetic_pl as ref_pl
@@ -204,6 +218,10 @@ def _nonconvex_pl(z: np.ndarray, s: dict, w: list, clients: list) -> np.ndarray:
     return np.concatenate([g_x, -g_y])
 
 
+def _no_field(z: np.ndarray, s: dict, w: list, clients: list) -> np.ndarray:
+    raise AssertionError("a loss of pairs has no field of one client's samples")
+
+
 TWINS: dict[str, Twin] = {
     "auc": Twin(lambda: AUC(_linear()), binary, FEATURES + 3, 1, _auc),
     "auc_pooled": Twin(lambda: AUC(_linear(), p="pooled"), binary, FEATURES + 3, 1, _auc_pooled),
@@ -223,6 +241,31 @@ TWINS: dict[str, Twin] = {
     "squared": Twin(lambda: ERM(_linear(), loss="squared"), regression, FEATURES + 1, 0, _squared),
     "quadratic": Twin(lambda: QuadraticSaddle(3, 2), quadratics, 3, 2, _quadratic),
     "nonconvex_pl": Twin(lambda: NonconvexPL(2, nu=0.8, mu=1.5), triples, 2, 2, _nonconvex_pl),
+    "pairs": Twin(lambda: PairwiseAUC(_linear(), scale=0.7), binary, FEATURES + 1, 0, _no_field),
+    "pairs_square": Twin(
+        lambda: PairwiseAUC(_linear(), loss="square", margin=0.8), binary, FEATURES + 1, 0, _no_field
+    ),
+    "pairs_barrier": Twin(
+        lambda: PairwiseAUC(_linear(), loss="barrier_hinge", tau=1.5), binary, FEATURES + 1, 0, _no_field
+    ),
+    "pairs_partial": Twin(
+        lambda: PartialAUC(_linear(), loss="sigmoid", scale=0.7, temperature=0.5),
+        binary,
+        FEATURES + 1,
+        0,
+        _no_field,
+    ),
+    "pairs_contrastive": Twin(
+        lambda: Contrastive(_linear(2), margin=1.5), three_classes, 2 * FEATURES + 2, 0, _no_field
+    ),
+}
+
+PAIR_LOSSES = {  # of those, the reference's psi and how many outputs the model has
+    "pairs": (ref_pairwise.sigmoid(0.7), 1),
+    "pairs_square": (ref_pairwise.square(0.8), 1),
+    "pairs_barrier": (ref_pairwise.barrier_hinge(1.0, 1.5), 1),
+    "pairs_partial": (ref_pairwise.exponential(ref_pairwise.sigmoid(0.7), 0.5), 1),
+    "pairs_contrastive": (ref_pairwise.contrastive(1.5), 2),
 }
 
 
@@ -305,6 +348,9 @@ SERVER = dict(lr=0.1, local_steps=3)
 STAGES = dict(
     lr=0.15, local_steps=2, gamma=0.2, stage_rounds=4, lr_decay=0.7, interval_growth=1.3, stage_growth=1.5
 )
+PAIRS = dict(
+    lr=0.3, local_steps=2, stage_rounds=6, lr_decay=0.7, interval_growth=1.3, stage_growth=1.5
+)  # stages of whole epochs and others
 EPOCHS = STAGES | dict(stage_rounds=6, stage_growth=2.0)  # two epochs of three groups, then four
 REPLACE = Batching(4, "with_replacement")
 FULL = Batching(None)
@@ -426,6 +472,55 @@ CASES: dict[str, Case] = {
         Batching(2),
         SOME,
     ),
+    # pairs of samples; client 1 of 6 has fewer samples than a minibatch, clients 3 and 4 have one class
+    "cycp_pairwise": Case(
+        CyCpPairwise(**PAIRS), "pairs", ref_pairwise.cycp_pairwise, participation=Cyclic(3, m=1)
+    ),
+    "cycp_pairwise-all_pairs": Case(
+        CyCpPairwise(**PAIRS | dict(lr=0.1), pairing="all_pairs", output="last"),
+        "pairs_square",
+        ref_pairwise.cycp_pairwise,
+        participation=Cyclic(2),
+    ),
+    "cycp_pairwise-contrastive": Case(
+        CyCpPairwise(**PAIRS | dict(lr=0.1)),
+        "pairs_contrastive",
+        ref_pairwise.cycp_pairwise,
+        Batching(3, "with_replacement"),
+        Cyclic(3, m=1),
+    ),
+    "cycp_pairwise-disguised": Case(
+        CyCpPairwise(**PAIRS, noise=0.3, bits=3),
+        "pairs_barrier",
+        ref_pairwise.cycp_pairwise,
+        participation=Cyclic(3, m=2),
+    ),
+    "cycp_pairwise-disguised-contrastive": Case(
+        CyCpPairwise(lr=0.1, local_steps=2, noise=0.3, bits=4, pairing="all_pairs"),
+        "pairs_contrastive",
+        ref_pairwise.cycp_pairwise,
+        participation=Cyclic(2),
+    ),
+    "rs_pairwise": Case(  # one of six clients a round: now and then a pool is kept
+        RSPairwise(lr=0.4, local_steps=2), "pairs", ref_pairwise.cycp_pairwise, participation=Uniform(1)
+    ),
+    "rs_pairwise-full": Case(RSPairwise(**PAIRS), "pairs", ref_pairwise.cycp_pairwise),
+    "fedxl2": Case(
+        FeDXL2(lr=0.3, local_steps=2, rate=0.6), "pairs_partial", ref_pairwise.fedxl2, participation=SOME
+    ),
+    "fedxl2-all_pairs": Case(
+        FeDXL2(lr=0.3, local_steps=2, rate=0.3, momentum=0.4, pairing="all_pairs"),
+        "pairs_partial",
+        ref_pairwise.fedxl2,
+        participation=Uniform(1),
+    ),
+    "fedxl2-disguised": Case(
+        FeDXL2(lr=0.2, local_steps=2, rate=1.0, noise=0.2, bits=5, stage_rounds=4),
+        "pairs_partial",
+        ref_pairwise.fedxl2,
+        REPLACE,
+        Cyclic(3, m=1),
+    ),
     # FedSGDA
     "fedsgda": Case(FedSGDA(lr=0.2, lr_dual=0.3, local_steps=3), "auc", fedsgda, participation=SOME),
     "fedsgda-storm-pl": Case(
@@ -518,6 +613,8 @@ def reference_arguments(case: Case) -> dict[str, Any]:
     N = len(clients)
     if case.reference is fedsgda:
         return fedsgda_arguments(case)
+    if case.reference.__module__ == ref_pairwise.__name__:
+        return pairwise_arguments(case)
     who = participants(case.participation, N)
 
     def field(k: int, z: np.ndarray, r: int, t: int) -> np.ndarray:
@@ -612,6 +709,81 @@ def fedsgda_arguments(case: Case) -> dict[str, Any]:
         period=alg.period if periodic else None,
         local_steps=alg.local_steps,
         project=project,
+    )
+
+
+def pairwise_arguments(case: Case) -> dict[str, Any]:
+    twin, alg = TWINS[case.twin], case.algorithm
+    psi, k = PAIR_LOSSES[case.twin]
+    fed, problem, B = twin.data(), twin.problem(), case.batching.size
+    assert isinstance(problem, Pairwise) and isinstance(B, int)
+    clients = []
+    for c in clients_of(fed):
+        sides = problem.sides({f: torch.from_numpy(v) for f, v in c.items()})
+        rows = [np.flatnonzero(side.numpy()) for side in sides]
+        clients.append(tuple([(c["x"][i], c["y"][i]) for i in at] for at in rows))
+
+    def rep(w: np.ndarray, sample: tuple) -> np.ndarray:
+        h = w[: k * FEATURES].reshape(k, FEATURES) @ sample[0] + w[k * FEATURES :]
+        return np.append(h, sample[1]) if psi.labels else h
+
+    def rep_vjp(w: np.ndarray, sample: tuple, g: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.outer(g[:k], sample[0]).ravel(), g[:k]])
+
+    def draw(client: int, r: int, t: int, side: int) -> list[int]:
+        n, replace = len(clients[client][side - 1]), case.batching.sampling == "with_replacement"
+        return refsampling.filled(SEED, r, 0, side - 1, t, client, n, B, replace)
+
+    def noise(client: int, r: int, side: int) -> np.ndarray:
+        """One stream for both sides, with a number for each that is sent."""
+        stage = 0
+        while stage_of is not None and r >= case.participation.period + stage_of[stage]:
+            stage += 1
+        count = max(1, round(alg.local_steps * alg.interval_growth**stage)) * B
+        widths = (k + psi.labels + isinstance(alg, FeDXL2), k + psi.labels)
+        numbers = alg.noise * np.array(refsampling.normal(SEED, r, 0, client, count * sum(widths)))
+        own = numbers[: count * widths[0]] if side == 1 else numbers[count * widths[0] :]
+        return own.reshape(count, -1)[:, :k]
+
+    stage_of = None
+    if alg.stage_rounds is not None:
+        lengths = [max(1, round(alg.stage_rounds * alg.stage_growth**s)) for s in range(case.rounds)]
+        stage_of = np.cumsum(lengths)
+    options = (
+        "lr",
+        "local_steps",
+        "pairing",
+        "stage_rounds",
+        "lr_decay",
+        "stage_growth",
+        "interval_growth",
+        "bits",
+    )
+    arguments = {name: getattr(alg, name) for name in options}
+    if isinstance(alg, FeDXL2):
+        arguments |= dict(
+            u0=float("nan"),
+            gamma=alg.rate,
+            beta=alg.momentum,
+            outer=ref_pairwise.log_outer(problem.temperature),
+        )
+    return dict(
+        rep=rep,
+        rep_vjp=rep_vjp,
+        psi=psi,
+        clients=clients,
+        draw=draw,
+        pool_draw=lambda r, position, side, n, count: refsampling.from_pool(
+            SEED, r, side - 1, position, n, count
+        ),
+        who=participants(case.participation, len(clients)),
+        w0=twin.z0(),
+        rounds=case.rounds,
+        period=case.participation.period,
+        batch=B,
+        output={"rounds": "visits"}.get(alg.output, alg.output),
+        noise=noise if alg.noise else None,
+        **arguments,
     )
 
 

@@ -15,16 +15,19 @@ from fedsaddle.algorithms import (
     CODAPlus,
     CyCpFedAvg,
     CyCpMinimax,
+    CyCpPairwise,
     FedAvg,
     FedProx,
     FedSGDA,
+    FeDXL2,
     LocalSGDA,
     PublishedCODASCA,
     RSMinimax,
+    RSPairwise,
 )
 from fedsaddle.clients import BYTES_PER_NUMBER, NobodyAnswered, Once, PhaseTraffic
 from fedsaddle.participation import Full, Uniform
-from fedsaddle.problems import AUC, ERM, QuadraticSaddle, quadratic_federation
+from fedsaddle.problems import AUC, ERM, PairwiseAUC, PartialAUC, QuadraticSaddle, quadratic_federation
 from tests import harness
 from tests.harness import Fixed, binary, connect, drive
 
@@ -42,6 +45,17 @@ sums = (
     0,
     2 * N * (D + 1),
 )  # CODA+: with the last message of a stage, the sum of iterates and how many they were
+
+IB = 2 * 4  # scores of a side in a visit: local steps times batch size
+
+
+def pairs(down, up, scores):
+    """The first round only collects scores; numbers a client and round."""
+    return {
+        "first_scores": (1, N * d, N * scores),
+        "active_passive_steps": (ROUNDS - 1, (ROUNDS - 1) * N * down, (ROUNDS - 1) * N * up),
+    }
+
 
 TABLE = {
     "local_sgda": (LocalSGDA(local_steps=2), {"local_descent_ascent": each_round(D, D)}),
@@ -103,6 +117,17 @@ TABLE = {
         AmplifiedSCAFFOLD(local_steps=2, period=3),
         {"corrected_steps": each_round(2 * D, 2 * D)},
     ),
+    "cycp_pairwise": (CyCpPairwise(lr=0.1, local_steps=2), pairs(d + 2 * IB, d + 2 * IB, 2 * IB)),
+    "rs_pairwise": (RSPairwise(lr=0.1, local_steps=2), pairs(d + 2 * IB, d + 2 * IB, 2 * IB)),
+    "rs_pairwise-8_bits": (  # a quarter of the scores' bytes up, and four numbers for their ranges
+        RSPairwise(lr=0.1, local_steps=2, bits=8),
+        pairs(d + 2 * IB, d + IB // 2 + 4, IB // 2 + 4),
+    ),
+    "fedxl2": (FeDXL2(lr=0.1, local_steps=2), pairs(d + 3 * IB, d + 3 * IB, 3 * IB)),
+    "fedxl2-momentum": (
+        FeDXL2(lr=0.1, local_steps=2, momentum=0.5),
+        pairs(2 * d + 3 * IB, 2 * d + 3 * IB, 3 * IB),
+    ),
     "codasca_as_published": (
         PublishedCODASCA(**STAGED, gamma=0.1),
         {"published_steps": each_round(2 * D, 2 * D)},
@@ -112,6 +137,8 @@ TABLE = {
 
 def problem_for(algorithm, p=0.4):
     model = torch.nn.Linear(harness.FEATURES, 1)
+    if algorithm is not None and algorithm.pairwise:
+        return (PartialAUC if isinstance(algorithm, FeDXL2) else PairwiseAUC)(model)
     return ERM(model) if isinstance(algorithm, FedAvg | SCAFFOLD) else AUC(model, p=p)
 
 
@@ -121,7 +148,7 @@ def test_section_7(name, chunk):
     algorithm, expected = TABLE[name]
     traffic = drive(algorithm, problem_for(algorithm), binary(), ROUNDS, chunk=chunk).clients.traffic
     assert traffic.by_phase == expected
-    assert traffic.setup == (0, 0, 0)
+    assert traffic.setup == ((1, 0, 2 * N) if algorithm.pairwise else (0, 0, 0))
     assert traffic.total == plus(*expected.values())
 
 

@@ -25,7 +25,16 @@ def run(federation: fs.Federation, algorithm: fs.Algorithm | None = None, **opti
     algorithm = algorithm or fs.CODASCA(lr=0.05, local_steps=4, gamma=0.1, stage_rounds=3)
     arguments = dict(rounds=6, batch_size=5, dtype="float64", participation=fs.Uniform(4)) | options
     model = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1))
-    return fs.train(fs.AUC(model, dual=arguments.pop("dual", "gradient")), algorithm, federation, **arguments)
+    problem: fs.Problem = fs.AUC(model, dual=arguments.pop("dual", "gradient"))
+    if algorithm.pairwise:
+        problem = fs.PartialAUC(model) if isinstance(algorithm, fs.FeDXL2) else fs.PairwiseAUC(model)
+    return fs.train(problem, algorithm, federation, **arguments)
+
+
+PAIRS = [
+    fs.RSPairwise(lr=0.05, local_steps=4, noise=0.1, bits=8, pairing="all_pairs"),
+    fs.FeDXL2(lr=0.05, local_steps=4, momentum=0.5),
+]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])
@@ -33,6 +42,16 @@ def test_chunks_do_not_change_a_run(federation: fs.Federation, chunk: int) -> No
     whole, parts = run(federation), run(federation, chunk=chunk)
     np.testing.assert_allclose(parts.z, whole.z, rtol=0, atol=1e-13)
     assert parts.metrics["bytes_up"] == whole.metrics["bytes_up"]
+
+
+@pytest.mark.parametrize("algorithm", PAIRS, ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("options", [{"chunk": 3}, {"offload": True}, {"compile": True}], ids=str)
+def test_nor_do_they_change_losses_of_pairs(
+    federation: fs.Federation, algorithm: fs.Algorithm, options: dict
+) -> None:
+    whole, other = run(federation, algorithm), run(federation, algorithm, **options)
+    np.testing.assert_allclose(other.z, whole.z, rtol=0, atol=1e-12)
+    assert other.metrics["bytes_up"] == whole.metrics["bytes_up"]
 
 
 @pytest.mark.parametrize(
@@ -175,6 +194,7 @@ def test_resnet18_with_matrix_convolutions() -> None:
         fs.FedSGDA(lr=0.05, lr_dual=0.1, local_steps=4),
         fs.FedSGDA(lr=0.05, local_steps=4, estimator="spider", period=3),
         fs.CODASCA.as_published(lr=0.05, local_steps=4, gamma=0.1, stage_rounds=3),
+        *PAIRS,
     ],
     ids=lambda a: type(a).__name__,
 )

@@ -25,11 +25,20 @@ from fedsaddle.algorithms import (
     cycp,
     fedavg,
     fedsgda,
+    pairwise,
     stages,
 )
 from fedsaddle.engines import memory, simulation
-from fedsaddle.problems import auc, erm, nonconvex_pl, quadratic
-from tests import harness, test_accounting, test_core, test_memory, test_relations, test_sampling
+from fedsaddle.problems import auc, erm, nonconvex_pl, pairs, quadratic
+from tests import (
+    harness,
+    test_accounting,
+    test_core,
+    test_memory,
+    test_pairwise,
+    test_relations,
+    test_sampling,
+)
 
 
 class Mutation(NamedTuple):
@@ -58,6 +67,31 @@ def pieces() -> None:
 
 
 MUTATIONS = [
+    # ---- pairs of samples
+    Mutation("E2.1: nabla_1 in place of nabla_2", pairwise, "g_2 = psi.d2(p_1, active.s_2.unsqueeze(-2))", "g_2 = psi.d1(p_1, active.s_2.unsqueeze(-2))", test_pairwise.both_halves_are_the_gradient),
+    Mutation("the passive half is missing", pairwise, "_known(g_2, p_1)), *active.shared())\n\n        def step(\n            z", "0 * g_2), *active.shared())\n\n        def step(\n            z", test_pairwise.both_halves_are_the_gradient),
+    Mutation("owners do not weigh more", pairwise, "g_1.mean(-2) / self.shares[0]", "g_1.mean(-2)", by("cycp_pairwise")),
+    Mutation("sides are mixed up", pairwise, "psi.d1(active.s_1.unsqueeze(-2), p_2)", "psi.d1(active.s_1.unsqueeze(-2), p_1)", by("cycp_pairwise")),
+    Mutation("pools of the same epoch", pairwise, "if s.visits + 1 < clients.participation.period:", "if False:", test_pairwise.test_passive_scores_are_those_of_the_epoch_before),
+    Mutation("an empty epoch empties the pool", pairwise, "return cls(torch.where(n > 0, new, old), torch.where(n > 0, n, before.n))", "return cls(new, n)", by("rs_pairwise")),
+    Mutation("absent scores are shared", pairwise, "h_1.masked_fill(absent_1, math.nan)", "h_1", by("cycp_pairwise")),
+    Mutation("the first epoch moves the model", pairwise, "z, m, progress = s.z, s.m, s.progress\n", "z, m, progress = s.z * 0.99, s.m, s.progress\n", test_pairwise.test_the_first_epoch_does_not_move_the_model),
+    Mutation("all pairs are one to one", pairwise, 'if self.pairing == "one_to_one" else r.unsqueeze(-3)', "if True else r.unsqueeze(-3)", by("cycp_pairwise-all_pairs")),
+    Mutation("u is not kept", pairwise, "torch.logaddexp((1 - rate).log() + old, rate.log() + log_g)", "log_g", by("fedxl2")),
+    Mutation("u weighs the wrong way", pairwise, "(1 - rate).log() + old, rate.log() + log_g", "rate.log() + old, (1 - rate).log() + log_g", by("fedxl2")),
+    Mutation("a positive drawn twice counts its last g", pairwise, "torch.where(same, log_g.unsqueeze(-2), -math.inf).logsumexp(-1) - same.sum(-1).to(log_g).log()", "log_g", by("fedxl2")),
+    Mutation("the active half has no f'(u)", pairwise, "(inner - own.unsqueeze(-1)).exp().unsqueeze(-1) * psi.d1", "1.0 * psi.d1", by("fedxl2")),
+    Mutation("the passive half has no f'(v)", pairwise, "(inner.unsqueeze(-1) - log_v).exp() * psi.d2", "1.0 * psi.d2", by("fedxl2")),
+    Mutation("momentum is not sent", pairwise, "return self._reply(cohort, m.stage, scores, z, average), log_u", "return self._reply(cohort, m.stage, scores, z, m.m), log_u", by("fedxl2-all_pairs")),
+    Mutation("labels are noised", pairwise, "(h + noise)[..., : k - extra], h[..., k - extra :]", "(h + noise)[..., : k - extra], (h + noise)[..., k - extra :]", by("cycp_pairwise-disguised-contrastive")),
+    Mutation("codes are cut off, not rounded", pairwise, "torch.where(step > 0, step, 1.0)).round()", "torch.where(step > 0, step, 1.0)).floor()", by("cycp_pairwise-disguised")),
+    Mutation("both sides have one draw", cohort, "subkey(key, k), todo", "subkey(key, 0), todo", by("cycp_pairwise-contrastive")),
+    Mutation("a pool is drawn in one order", clients, "positions.expand_as(sizes), sizes, k,", "0 * positions.expand_as(sizes), sizes, k,", by("cycp_pairwise-disguised")),
+    Mutation("both pools have one draw", clients, "self._pools += 1", "self._pools += 0", by("cycp_pairwise")),
+    Mutation("small sides are not filled", sampling, "slot = slot % n", "slot = slot * (slot < n)", by("cycp_pairwise")),
+    Mutation("the hinge has no corner", pairs, "return -2 * (self.margin - t).clamp(min=0)", "return -2 * (self.margin - t)", partial(test_pairwise.test_derivatives_are_those_of_the_value, pairs.SquaredHinge(0.8))),
+    Mutation("the sigmoid forgets its scale", pairs, "return -psi * (1 - psi) / self.scale", "return -psi * (1 - psi)", by("cycp_pairwise")),
+    Mutation("scores count as 32 bits", clients, "math.ceil(k * tree.bits / 32)", "k", partial(test_accounting.test_section_7, "rs_pairwise-8_bits", None)),
     # ---- cyclic participation
     Mutation("amplification from the new iterate", cycp, "s.anchor + self.amplification * (z - s.anchor), lr=0.0)\n        return AmplifiedState", "z + self.amplification * (z - s.anchor), lr=0.0)\n        return AmplifiedState", by("amplified_fedavg")),
     Mutation("the anchor stays", cycp, "return AmplifiedState(z, z, s.round + 1)", "return AmplifiedState(z, s.anchor, s.round + 1)", by("amplified_fedavg")),
@@ -119,7 +153,7 @@ MUTATIONS = [
     Mutation("samples weigh although clients should", fedavg, 'weights = "samples" if self.weights == "samples" else None', 'weights = "samples"', by("fedavg")),
     Mutation("weights do not follow the participants", clients, "[torch.as_tensor(ids)]", "[: len(ids)]", by("fedavg-samples-some")),
     Mutation("a client drawn twice counts once", clients, "w = torch.as_tensor(counts, dtype=torch.float64)", "w = torch.ones(len(ids), dtype=torch.float64)", by("local_sgda-clients_twice")),
-    Mutation("the share counts silent clients", clients, "sums), answered / self.n_clients", "sums), 5 / self.n_clients", by("codasca-failures")),
+    Mutation("the share counts silent clients", clients, "total), answered / self.n_clients", "total), 5 / self.n_clients", by("codasca-failures")),
     # ---- local steps
     Mutation("the dual step size is ignored", fedavg, "self.lr if self.lr_dual is None else self.lr_dual", "self.lr", by("local_sgda")),
     Mutation("FedProx pulls to the origin", fedavg, "self.mu * (z - s.z)", "self.mu * z", by("fedprox")),
@@ -127,7 +161,7 @@ MUTATIONS = [
     Mutation("FedProx pulls twice as hard", fedavg, "self.mu * (z - s.z)", "2 * self.mu * (z - s.z)", by("fedprox")),
     Mutation("the dual descends", problem, "F[..., self.n_x :].neg_()", "F[..., self.n_x :].mul_(1)", codasca_truth),
     Mutation("the quadratic's coupling has the wrong sign", quadratic, '+ form(x, data["B"], y)', '- form(x, data["B"], y)', codasca_truth),
-    Mutation("every step has the first minibatch", cohort, "carry, rows[t : t + block], w)", "carry, rows[:block], w)", by("local_sgda")),
+    Mutation("every step has the first minibatch", cohort, "self._gathered, carry, rows[of], w, at", "self._gathered, carry, rows[:block], w, at", by("local_sgda")),
     Mutation("every round has the same minibatches", simulation, "seed, self.round, phase)", "seed, 0, phase)", by("local_sgda")),
     Mutation("every phase has the same minibatches", simulation, "seed, self.round, phase)", "seed, self.round, 0)", by("coda")),
     Mutation("all clients read the first one's rows", cohort, "rows + first.unsqueeze(-1), w.to(self._like)\n            for", "rows, w.to(self._like)\n            for", by("fedavg")),
@@ -198,7 +232,7 @@ MUTATIONS = [
     Mutation("published: variate of the participants", codasca_published, "share * mean.dc", "mean.dc", by("published-some")),
     # ---- communication, memory, sampling
     Mutation("silent clients send replies", clients, "self.traffic.add(name, down, up, setup)", "self.traffic.add(name, down, up * len(who.ids) // max(answered, 1), setup)", test_accounting.test_failures_cost_the_way_down),
-    Mutation("messages to silent clients are free", clients, "down = _numbers(message) // replicas * asked", "down = _numbers(message) * int(who.answered.sum())", test_accounting.test_failures_cost_the_way_down),
+    Mutation("messages to silent clients are free", clients, "down = (_numbers(message) * asked +", "down = (_numbers(message) * int(who.answered.sum()) +", test_accounting.test_failures_cost_the_way_down),
     Mutation("set-up counts as training", clients, "setup, replicas = self.round < 0,", "setup, replicas = False,", partial(test_accounting.test_set_up_is_counted_apart, "pooled")),
     Mutation("the prox centre is sent every round", clients, "np.put_along_axis(held, np.atleast_2d(ids), once.version, axis=1)", "pass", partial(test_accounting.test_prox_centre_is_sent_once_a_stage_to_whom_it_reaches, 3)),
     Mutation("all clients hold what one was sent", clients, "np.put_along_axis(held, np.atleast_2d(ids), once.version, axis=1)", "held[:] = once.version", partial(test_accounting.test_prox_centre_is_sent_once_a_stage_to_whom_it_reaches, 3)),

@@ -16,7 +16,7 @@ import torch
 from fedsaddle import cli
 from fedsaddle import config as configs
 from fedsaddle.algorithms import ALGORITHMS, CODASCA, FedSGDA
-from fedsaddle.errors import Diverged
+from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.probe import Report, configured, examine, number
 from fedsaddle.problems import QuadraticSaddle, nonconvex_pl_federation, quadratic_federation
 from fedsaddle.theory import THEOREMS, Constants, Setting, codasca
@@ -170,7 +170,7 @@ def test_without_a_dual_variable(command: Command) -> None:
 # ----------------------------------------------------------------------------------------- what theory says
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name, a in ALGORITHMS.items() if not a.pairwise])
 def test_every_algorithm_is_compared(name: str) -> None:
     tree = CANCER if name == "coda" else ERM if name.endswith(("fedavg", "fedprox")) else QUADRATIC
     found = report(tree, {"name": name, "lr": 1e3}, points=1)
@@ -179,6 +179,12 @@ def test_every_algorithm_is_compared(name: str) -> None:
     assert lr.configured == 1e3 and lr.ratio is not None and lr.ratio > 1e3 and "times larger" in lr.words
     assert max(map(len, found.text().splitlines())) <= 80
     assert all(row.name in found.text() for row in found.rows)
+
+
+def test_losses_of_pairs_cannot_be_probed() -> None:
+    tree = CANCER | {"problem": {"name": "pairwise_auc"}}
+    with pytest.raises(FedsaddleError, match="losses of pairs of samples, which cannot be probed"):
+        report(tree, {"name": "cycp_pairwise"}, points=1)
 
 
 @pytest.mark.parametrize(

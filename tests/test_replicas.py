@@ -16,12 +16,15 @@ from fedsaddle.algorithms import (
     CODAPlus,
     CyCpFedAvg,
     CyCpMinimax,
+    CyCpPairwise,
     FedAvg,
     FedProx,
     FedSGDA,
+    FeDXL2,
     LocalSGDA,
     PublishedCODASCA,
     RSMinimax,
+    RSPairwise,
 )
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.replicas import run_all, run_together, stackable
@@ -51,6 +54,11 @@ CASES = {
     "cycp_fedavg": lambda lr: CyCpFedAvg(lr=lr, local_steps=3),
     "amplified_fedavg": lambda lr: AmplifiedFedAvg(lr=lr, local_steps=3, amplification=1 + lr, period=2),
     "amplified_scaffold": lambda lr: AmplifiedSCAFFOLD(lr=lr, local_steps=3, amplification=1 + lr, period=2),
+    "cycp_pairwise": lambda lr: CyCpPairwise(
+        lr=lr, local_steps=3, pairing="all_pairs", noise=lr, bits=8, stage_rounds=3, lr_decay=0.5
+    ),
+    "rs_pairwise": lambda lr: RSPairwise(lr=lr, local_steps=3),
+    "fedxl2": lambda lr: FeDXL2(lr=lr, local_steps=3, rate=1 - lr, momentum=10 * lr if lr < 0.1 else 0.9),
     "codasca_as_published": lambda lr: PublishedCODASCA(lr=lr, local_steps=3, clip=1 + lr, **STAGES),
 }
 
@@ -68,6 +76,8 @@ def _run(name: str, lr: float, seed: int, federation: fs.Federation, **options) 
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
     problem = fs.ERM(model) if name.endswith(("fedavg", "fedprox")) else fs.AUC(model)
+    if CASES[name](lr).pairwise:
+        problem = fs.PartialAUC(model) if name == "fedxl2" else fs.PairwiseAUC(model)
     arguments = dict(rounds=8, batch_size=5, dtype="float64", seed=seed, eval_every=4) | options
     return fs.train(problem, CASES[name](lr), federation, **arguments)
 

@@ -427,10 +427,10 @@ def test_cycp_minimax_theorem_4_5():
 def test_cycp_pairwise_theorems_5_2_and_5_3():
     run = Setting(clients=30, participants=5, groups=3, accuracy=0.01)
     general = theory.cycp_pairwise(ONE.given(pl=None), run)
-    near(general, lr=5e-4, local_steps=6, stage_epochs=10**6)  # 1/(5 * 3 * 0.01) = 6.67
+    near(general, lr=5e-4, local_steps=6, stage_rounds=3 * 10**6)  # 1/(5 * 3 * 0.01) = 6.67
     # mu epsilon M/sigma^2 = 0.05, 1/(3 sqrt(5 * 0.05)) = 0.67, 1/sqrt(0.01)
     pl = theory.cycp_pairwise(ONE, run)
-    near(pl, lr=0.05, local_steps=1, stage_epochs=10, stage_rounds=30, lr_decay=0.5)
+    near(pl, lr=0.05, local_steps=1, stage_rounds=30, lr_decay=0.5)
     near(theory.cycp_pairwise(ONE.given(L=100.0), run), lr=1 / 300)  # eta I G L <= 1
     assert not pl.exact and "5.3" in pl.theorem and "5.2" in general.theorem
     with pytest.raises(FedsaddleError, match=r"accuracy=0\.1"):

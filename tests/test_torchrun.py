@@ -34,6 +34,8 @@ ALGORITHMS = {
     "coda": fs.CODA(lr=0.05, local_steps=4, stage_rounds=2, dual_samples=6),
     "scaffold": fs.SCAFFOLD(lr=0.05, local_steps=4),
     "fedavg": fs.FedAvg(lr=0.05, local_steps=4, weights="samples"),
+    "cycp_pairwise": fs.CyCpPairwise(lr=0.05, local_steps=4, noise=0.1, bits=8),
+    "fedxl2": fs.FeDXL2(lr=0.05, local_steps=4, momentum=0.5),
 }
 CASES: dict[str, tuple[str, fs.Participation, dict[str, Any]]] = {
     **{f"{name}, full": (name, fs.Full(), {}) for name in ALGORITHMS},
@@ -43,6 +45,8 @@ CASES: dict[str, tuple[str, fs.Participation, dict[str, Any]]] = {
     "scaffold, failures": ("scaffold", fs.Uniform(3, failure=0.5), {}),
     "fedavg, drawn twice": ("fedavg", fs.Uniform(5, replacement=True), {}),
     "coda_plus, in chunks": ("coda_plus", fs.Full(), {"chunk": 2}),
+    "cycp_pairwise, cyclic": ("cycp_pairwise", fs.Cyclic(3, m=1), {}),  # a message to each client
+    "fedxl2, failures": ("fedxl2", fs.Uniform(3, failure=0.5), {"chunk": 2}),
     "coda, all samples": ("coda", fs.Full(), {"batch_size": None}),
 }
 
@@ -59,6 +63,8 @@ def start(case: str, engine: str, **options: Any) -> fs.Run:
     torch.manual_seed(0)
     model = options.pop("model", None) or nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 1))
     problem: Problem = fs.ERM(model) if name == "fedavg" else fs.AUC(model)
+    if ALGORITHMS[name].pairwise:
+        problem = fs.PartialAUC(model) if name == "fedxl2" else fs.PairwiseAUC(model)
     settings = dict(rounds=7, batch_size=5, dtype="float64", eval_every=3) | more | options
     return fs.train(
         problem, ALGORITHMS[name], federation(), participation=participation, engine=engine, **settings

@@ -14,12 +14,15 @@ from fedsaddle.algorithms import (
     CODAPlus,
     CyCpFedAvg,
     CyCpMinimax,
+    CyCpPairwise,
     FedAvg,
     FedProx,
     FedSGDA,
+    FeDXL2,
     LocalSGDA,
     PublishedCODASCA,
     RSMinimax,
+    RSPairwise,
 )
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
@@ -29,8 +32,11 @@ from fedsaddle.problem import Problem
 from fedsaddle.problems import (
     AUC,
     ERM,
+    Contrastive,
     Custom,
     NonconvexPL,
+    PairwiseAUC,
+    PartialAUC,
     QuadraticSaddle,
     nonconvex_pl_federation,
     quadratic_federation,
@@ -43,8 +49,10 @@ except _metadata.PackageNotFoundError:  # run from a source tree that is not ins
     __version__ = "unknown"
 
 __all__ = [
-    "AUC", "CODA", "CODASCA", "ERM", "NPA", "SCAFFOLD", "Algorithm", "AmplifiedFedAvg", "AmplifiedSCAFFOLD", "CODAPlus",
-    "Custom", "CyCpFedAvg", "CyCpMinimax", "Cyclic", "FedAvg", "FedProx", "FedSGDA", "Federation", "FedsaddleError", "Full",
-    "Independent", "LocalSGDA", "Markov", "NonconvexPL", "Participation", "Problem", "PublishedCODASCA", "QuadraticSaddle",
-    "RSMinimax", "Run", "Trace", "Uniform", "data", "group_norm", "nonconvex_pl_federation", "quadratic_federation", "train",
+    "AUC", "Algorithm", "AmplifiedFedAvg", "AmplifiedSCAFFOLD", "CODA", "CODAPlus", "CODASCA", "Contrastive",
+    "Custom", "CyCpFedAvg", "CyCpMinimax", "CyCpPairwise", "Cyclic", "ERM", "FeDXL2", "FedAvg", "FedProx", "FedSGDA",
+    "Federation", "FedsaddleError", "Full", "Independent", "LocalSGDA", "Markov", "NPA", "NonconvexPL",
+    "PairwiseAUC", "PartialAUC", "Participation", "Problem", "PublishedCODASCA", "QuadraticSaddle", "RSMinimax",
+    "RSPairwise", "Run", "SCAFFOLD", "Trace", "Uniform", "data", "group_norm", "nonconvex_pl_federation",
+    "quadratic_federation", "train",
 ]  # fmt: skip

@@ -6,20 +6,23 @@ and is counted here, for every engine alike.
     mean(work, message)     one phase; the (weighted) mean of the replies, and the share of all clients in it
     gather(work, message)   one phase; all replies
     sample(m, p)            draw other participants than the round's, to pass as `who`
-    round_size()            how many the round's are
+    places(n, k)            for each participant, k places of a pool of n that the server holds
+    round_size()            how many the round's participants are
     forget()                all clients drop their memory (no traffic: a flag in the next message)
 
 Client work is a method `work(cohort, message) -> (reply, memory)` that reads nothing but its arguments and the frozen
 algorithm. It is the same in a simulator, a process or a hospital. Messages, replies and memory are tensors [1, k] on the
 server's side and [S, k] on the clients', alone or in (Named)tuples; None and plain Python values may stand beside them in a
-message and are not counted. Replicas (runs that differ in seed or step sizes, computed together) put one more axis in front
-of all of them: [R, 1, k] and [R, S, k].
+message and are not counted. What differs from client to client is marked: an `Each` in a message or a reply has one row a
+client, a `Once` in a message goes to a client that does not hold it yet; a `Control` is not counted. Replicas (runs that
+differ in seed or step sizes, computed together) put one more axis in front of all of them: [R, 1, k] and [R, S, k].
 
 A round is a transaction: when it fails, or nobody answers, `rollback` undoes what its phases wrote to the clients' memory.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +33,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle import sampling
-from fedsaddle.cohort import Cohort
+from fedsaddle.cohort import Batching, Cohort
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.participation import Draw, Participation, Uniform
 from fedsaddle.problem import Problem, tree_map
@@ -64,6 +67,17 @@ class Control(NamedTuple):
     @staticmethod
     def of(value: float | Tensor, like: Tensor) -> Control:
         return Control(value.to(like) if isinstance(value, Tensor) else like.new_full((1, 1), value))
+
+
+class Each(NamedTuple):
+    """A part of a message or of a reply with one row a client, such as samples from a pool that the server holds.
+
+    In a message the rows [M, k] are the participants', in their order. In a reply it is what `mean` does not average: the
+    server gets the rows [S, k] of those who answered, in order.
+    """
+
+    value: Any
+    bits: float = 32  # of a number on the wire, on average
 
 
 class PhaseTraffic(NamedTuple):
@@ -119,6 +133,7 @@ class Clients(ABC):
     """
 
     problem: Problem  # with its constants agreed on
+    batching: Batching  # how clients draw minibatches
     writes = True  # whether this process writes the run's files; one does, where several compute it
 
     def __init__(self, sizes: Tensor, participation: Participation, seeds: Sequence[int]) -> None:
@@ -132,7 +147,7 @@ class Clients(ABC):
         self.round = -1  # -1: set-up
         self.rounds: int | None = None  # how many there will be, where that is known
         self.has_memory = False
-        self._phase = self._draws = self._integers = 0  # counted within a round
+        self._phase = self._draws = self._integers = self._pools = 0  # counted within a round
         self._cohort: Draw | None = None
         self._asked: list[np.ndarray] = []
         self._holds: dict[tuple[str, int], np.ndarray] = {}  # version of each client's Once values
@@ -149,7 +164,8 @@ class Clients(ABC):
             weights: None (each participant equally), "samples" (by local sample count), or one weight a client [N].
 
         Returns:
-            the mean reply, every tensor [1, k], and M/N, the share of all clients that are in it.
+            the mean reply, every tensor [1, k] (rows [S, k] where the reply is marked `Each`), and M/N, the share of
+            all clients that are in it.
         """
         if isinstance(weights, str) and weights != "samples":
             raise FedsaddleError(f"mean: weights must be None, 'samples' or a tensor [N], got {weights!r}")
@@ -160,13 +176,13 @@ class Clients(ABC):
             w = torch.as_tensor(counts, dtype=torch.float64)  # [..., S]
             if per_client is not None:
                 w = w * per_client.to("cpu", torch.float64)[torch.as_tensor(ids)]
-            part = tree_map(lambda r, w=w: _weighted_sum(w, r), replies)
-            sums = part if sums is None else tree_map(torch.add, sums, part)
+            part = _weighted(replies, w, torch.as_tensor(ids))
+            sums = part if sums is None else _added(sums, part)
             total = total + w.sum(-1)[..., None, None]
             answered += ids.shape[-1]
         if not (total > 0).all():
             raise FedsaddleError(f"mean: the weights of the {answered} participants must sum to more than 0")
-        return tree_map(lambda s: s / total.to(s), sums), answered / self.n_clients
+        return _divided(sums, total), answered / self.n_clients
 
     def gather(self, work: Work, message: Any, *, who: Draw | None = None) -> Gathered:
         """One phase: send `message`, run `work` on every participant, return all replies [S, k]."""
@@ -212,6 +228,24 @@ class Clients(ABC):
         drawn = [sampling.integer(n, sampling.SERVER, seed, self.round, *again) for seed in self.seeds]
         return drawn[0] if len(drawn) == 1 else torch.tensor(drawn).view(-1, 1, 1)
 
+    def places(self, n: Tensor, k: int) -> Tensor:
+        """For each of the round's participants, k places in a pool of n: [M, k]; a function of (seed, round, calls before).
+
+        They are in random order and distinct; where k > n, all n come again and again.
+
+        Args:
+            n: [1, 1], or one a replica [R, 1, 1]; at least 1.
+        """
+        keys = [sampling.key(sampling.POOL, seed, self.round, self._pools) for seed in self.seeds]
+        self._pools += 1
+        positions = torch.arange(self.round_size(), device=n.device)
+        sizes = n.squeeze(-1).expand(*n.shape[:-2], len(positions))
+        key = sampling.keys(keys, n.device)
+        places, _ = sampling.minibatches(
+            key, range(1), positions.expand_as(sizes), sizes, k, "without_replacement", fill=True
+        )
+        return places.squeeze(0)
+
     @abstractmethod
     def forget(self) -> None:
         """All clients go back to the memory that they started with."""
@@ -225,7 +259,7 @@ class Clients(ABC):
     def begin(self, round: int) -> None:
         """Start round r: its participants are drawn when the first phase asks for them."""
         self.round, self._cohort = round, None
-        self._phase = self._draws = self._integers = 0
+        self._phase = self._draws = self._integers = self._pools = 0
         self._asked = []
 
     @abstractmethod
@@ -293,13 +327,14 @@ class Clients(ABC):
         if not setup:
             self._asked.append(who.ids)
         asked = who.ids.shape[-1]
-        down = _numbers(message) // replicas * asked + self._count_once(name, message, who.ids)
+        down = (_numbers(message) * asked + _numbers_of_each(message)) // replicas
+        down = down + self._count_once(name, message, who.ids)
         up = answered = 0
         try:
             for at, replies in self._run(work, _unwrap(message), who, phase):
                 ids = who.ids[..., at]
                 _check_reply(work, replies, ids.shape)
-                up += _numbers(replies) // replicas
+                up += (_numbers(replies) + _numbers_of_each(replies)) // replicas
                 answered += len(at)
                 self._mark_held(name, message, ids)
                 yield ids, who.counts[..., at], replies
@@ -333,6 +368,42 @@ class Clients(ABC):
             np.put_along_axis(held, np.atleast_2d(ids), once.version, axis=1)
 
 
+class _Rows(NamedTuple):
+    """Rows of the clients that have answered so far, whose numbers are `ids`."""
+
+    ids: Tensor  # [..., S]
+    rows: Tensor  # [..., S, k]
+
+
+def _weighted(replies: Any, w: Tensor, ids: Tensor) -> Any:
+    """The replies of some clients summed by their weights, but for what is marked Each."""
+
+    def part(r: Each | Tensor) -> _Rows | Tensor:
+        return _Rows(ids, r.value) if isinstance(r, Each) else _weighted_sum(w, r)
+
+    return tree_map(part, replies, of=(Each, Tensor))
+
+
+def _added(sums: Any, part: Any) -> Any:
+    def add(a: Any, b: Any) -> Any:
+        if isinstance(a, _Rows):
+            return _Rows(torch.cat([a.ids, b.ids], -1), torch.cat([a.rows, b.rows], -2))
+        return a + b
+
+    return tree_map(add, sums, part, of=(_Rows, Tensor))
+
+
+def _divided(sums: Any, total: Tensor) -> Any:
+    def divide(s: Any) -> Tensor:
+        if isinstance(s, _Rows):  # parts may have come in any order
+            order = s.ids.argsort(-1).to(s.rows.device)
+            return s.rows.gather(-2, order.unsqueeze(-1).expand_as(s.rows))
+        mean: Tensor = s / total.to(s)
+        return mean
+
+    return tree_map(divide, sums, of=(_Rows, Tensor))
+
+
 def _weighted_sum(w: Tensor, r: Tensor) -> Tensor:
     """Sum of w_i r_i over clients: [..., S], [..., S, k] -> [..., 1, k]."""
     if r.stride(-2) == 0:  # the same row for every client, which a matrix product would copy S times
@@ -345,13 +416,18 @@ class ClientWorkError(FedsaddleError):
 
 
 def _unwrap(message: Any) -> Any:
-    """The message as a client reads it: every Once and Control replaced by its value."""
-    if isinstance(message, Once | Control):
-        return message.value
-    if isinstance(message, tuple):
-        parts = [_unwrap(part) for part in message]
-        return type(message)(*parts) if hasattr(message, "_fields") else tuple(parts)
-    return message
+    """The message as a client reads it, but for what differs: every Once and Control replaced by its value."""
+    return tree_map(lambda part: part.value, message, of=(Once, Control))
+
+
+def addressed(message: Any, at: np.ndarray) -> Any:
+    """The message to the participants at these places: of every Each their rows."""
+
+    def rows(each: Each) -> Tensor:
+        value: Tensor = each.value[..., torch.as_tensor(at, device=each.value.device), :]
+        return value
+
+    return tree_map(rows, message, of=(Each,))
 
 
 def _onces(message: Any) -> Iterator[Once]:
@@ -363,17 +439,28 @@ def _onces(message: Any) -> Iterator[Once]:
 
 
 def _numbers(tree: Any) -> int:
-    """How many numbers a message consists of, what is sent once apart; Python values are control information and free."""
-    if isinstance(tree, Once | Control):
+    """How many numbers a message to all consists of; Python values are control information and free."""
+    if isinstance(tree, Once | Control | Each):
         return 0
     if isinstance(tree, Tensor):
         return tree.numel()
     return sum(_numbers(part) for part in tree) if isinstance(tree, tuple) else 0
 
 
+def _numbers_of_each(tree: Any) -> int:
+    """How many 32-bit numbers the rows of all clients are together, each row rounded up."""
+    if isinstance(tree, Each):
+        k: int = tree.value.shape[-1]
+        rows: int = tree.value.numel() // k
+        return rows * math.ceil(k * tree.bits / 32)
+    return sum(_numbers_of_each(part) for part in tree) if isinstance(tree, tuple) else 0
+
+
 def _check_reply(work: Work, reply: Any, clients: tuple[int, ...]) -> None:
     """A reply is tensors [S, k] of floating point, None, or tuples of these: anything else would be lost in a mean."""
-    if isinstance(reply, tuple):
+    if isinstance(reply, Each):
+        _check_reply(work, reply.value, clients)
+    elif isinstance(reply, tuple):
         for part in reply:
             _check_reply(work, part, clients)
     elif not (

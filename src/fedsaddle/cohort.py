@@ -3,6 +3,9 @@
 Every vector is [S, d]: the client axis is always -2 and the vector axis -1, so element-wise mathematics reads as in the
 papers. `scan` is the local loop and the only place that an engine makes fast; `field` is the only place that
 differentiates. A batch is opaque: it comes from `scan`, `batch` or `everything` and goes back to `field` or `apply`.
+
+A problem on pairs of samples has two sides, such as positives and negatives. A minibatch of `scan` then is B samples of each
+client's first side, followed by B of its second.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ import torch
 from torch import Tensor
 
 from fedsaddle.problem import Batch, Data, Problem, tree_map
-from fedsaddle.sampling import minibatches
+from fedsaddle.sampling import minibatches, normal, subkey
 
-Step = Callable[[Any, Batch], Any]
+Step = Callable[..., Any]
 
 _INDICES_AT_ONCE = 1 << 20  # minibatch indices drawn in one go
 _SMALL_MODEL = 10_000  # variables; up to here calling a compiled step costs more than computing it
@@ -30,6 +33,14 @@ class Batching(NamedTuple):
 
     size: int | None = 32  # None: all local samples in every step
     sampling: str = "without_replacement"
+
+
+class Side(NamedTuple):
+    """Some of each client's samples, such as its positives."""
+
+    rows: Tensor  # which ones: row numbers within a client's own data, client after client [n]
+    first: Tensor  # where each client's begin in `rows`, like ids
+    sizes: Tensor  # how many they are, like ids; may be 0
 
 
 class Cohort:
@@ -46,6 +57,7 @@ class Cohort:
         batching: minibatch size and sampling.
         dtype: the precision of the run.
         longest: no client has more samples than this (asking the device would stall it).
+        sides: the two sides of a problem on pairs of samples; none for others.
         alike: how many replicas in a row have the same seed, and so the same clients and minibatches, which are then drawn
             and gathered once for all of them.
     """
@@ -62,24 +74,32 @@ class Cohort:
         batching: Batching,
         dtype: torch.dtype,
         longest: int,
+        sides: tuple[Side, ...] = (),
         alike: int = 1,
     ) -> None:
         self.problem, self.ids, self.memory = problem, ids, memory
         self.sizes = sizes
         self._data, self._first, self._key, self._batching = data, first, key, batching
-        self._alike = alike
+        self.sides, self._alike = sides, alike
         self.compile = False  # whether `scan` compiles its step
         self._longest = longest if sizes.is_cuda else int(sizes.max())
         self._drawn = 0  # steps whose minibatches were drawn; a second scan goes on with fresh ones
         self._like = torch.empty(0, dtype=dtype, device=ids.device)
 
+    @property
+    def batch_size(self) -> int:
+        """B, where local steps take minibatches."""
+        assert self._batching.size is not None
+        return self._batching.size
+
     def inputs(self) -> tuple[Any, ...]:
         """Everything about these clients that changes from phase to phase."""
-        return self.ids, self._first, self.sizes, self.memory, self._key
+        places = tuple((side.first, side.sizes) for side in self.sides)
+        return self.ids, self._first, self.sizes, self.memory, self._key, places
 
     def at(self, inputs: tuple[Any, ...]) -> Cohort:
         """A cohort on the same data with other `inputs`."""
-        ids, first, sizes, memory, key = inputs
+        ids, first, sizes, memory, key, places = inputs
         other = Cohort(
             self.problem,
             ids,
@@ -91,6 +111,7 @@ class Cohort:
             self._batching,
             self._like.dtype,
             self._longest,
+            tuple(Side(side.rows, *at) for side, at in zip(self.sides, places, strict=True)),
             self._alike,
         )
         other.compile = self.compile
@@ -98,11 +119,17 @@ class Cohort:
 
     # ---- where a batch comes from ------------------------------------------------------------------------
 
-    def scan(self, step: Step, carry: Any, steps: int) -> Any:
-        """The local loop: `carry = step(carry, batch)` for `steps` fresh minibatches; tensors of carry [S or 1, k]."""
+    def scan(self, step: Step, carry: Any, steps: int, inputs: Any = None) -> Any:
+        """The local loop: `carry = step(carry, batch)` for `steps` fresh minibatches; tensors of carry [S or 1, k].
+
+        With inputs, tensors [S, steps k], it is `carry, output = step(carry, batch, part)`, where step t gets the t-th
+        part [S, k] of each, and the outputs [S, k'] of all steps are returned beside carry as [S, steps k'].
+        """
         carry = tree_map(lambda v: self.each(v).contiguous(), carry)  # one layout, so that steps compile once
+        inputs = tree_map(lambda v: v.unflatten(-1, (steps, -1)), inputs)
         size, sampling = self._batching
         if size is None:
+            assert inputs is None and not self.sides
             batch = next(self._pieces(self._longest))
             for _ in range(steps):
                 carry = step(carry, batch)
@@ -114,15 +141,40 @@ class Cohort:
                 draw = compiled(minibatches)
         ids, first, sizes, key = self._distinct()
         at_once = max(1, _INDICES_AT_ONCE // (ids.numel() * size * block)) * block
-        end = self._drawn + steps
-        for start in range(self._drawn, end, at_once):
+        begin, end = self._drawn, self._drawn + steps
+        outputs: list[Any] = []
+        for start in range(begin, end, at_once):
             todo = range(start, min(start + at_once, end))
-            rows, w = draw(key, todo, ids, sizes, size, sampling)
+            places = None
+            if self.sides:
+                rows, places, w = self._pairs(draw, todo, size, sampling)
+            else:
+                rows, w = draw(key, todo, ids, sizes, size, sampling)
             rows, w = rows + first.unsqueeze(-1), w.to(self._like)
             for t in range(0, len(todo), block):
-                carry = run(step, self._gathered, carry, rows[t : t + block], w)
+                of, now = slice(t, t + block), slice(start - begin + t, start - begin + t + block)
+                some = tree_map(lambda v, now=now: v[..., now, :], inputs)
+                at = None if places is None else places[of]
+                carry, made = run(step, self._gathered, carry, rows[of], w, at, some)
+                outputs += made
         self._drawn = end
-        return carry
+        return carry if inputs is None else (carry, tree_map(lambda *v: torch.cat(v, dim=-1), *outputs))
+
+    def _pairs(self, draw: Any, todo: range, size: int, sampling: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows [T, ..., S, 2B] of both sides, the same samples numbered within their side, and weights [..., S, 2B].
+
+        Each side has its own key. A client with fewer than B samples of a side takes some of them
+        more than once, so that it always has B scores to share; a client with none has weights 0 there.
+        """
+        ids, _, _, key = self._distinct()
+        parts = []
+        for k, (rows, first, sizes) in enumerate(self.sides):
+            first, sizes = first[:: self._alike], sizes[:: self._alike]
+            places, w = draw(subkey(key, k), todo, ids, sizes, size, sampling, fill=True)
+            at = (first.unsqueeze(-1) + places).clamp(max=len(rows) - 1)
+            parts.append((rows[at], places, w))
+        rows, places, w = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
+        return rows, places, w
 
     def _unrolled(self, steps: int) -> int:
         """How many steps are compiled as one: calling compiled code costs as much as several steps of a small model."""
@@ -155,26 +207,29 @@ class Cohort:
         inputs = [self.ids, self._first, self.sizes, self._key]
         return inputs if self._alike == 1 else [v[:: self._alike] for v in inputs]
 
-    def _gathered(self, rows: Tensor, w: Tensor) -> Batch:
+    def _gathered(self, rows: Tensor, w: Tensor, places: Tensor | None = None) -> Batch:
         """The batch of these rows [..., S, B]. What replicas share is a view: fields [R/alike, alike, S, B, ...]."""
         flat = rows.reshape(-1)
         data = {k: v.index_select(0, flat).view(*rows.shape, *v.shape[1:]) for k, v in self._data.items()}
         if self._alike == 1:
-            return Batch(data, w)
+            return Batch(data, w, places)
 
         def shared(v: Tensor) -> Tensor:
             return v.unsqueeze(1).expand(-1, self._alike, *v.shape[1:])
 
-        return Batch({k: shared(v) for k, v in data.items()}, shared(w))
+        return Batch(
+            {k: shared(v) for k, v in data.items()}, shared(w), None if places is None else shared(places)
+        )
 
     # ---- mathematics -------------------------------------------------------------------------------------
 
-    def apply(self, function: Callable[[Tensor, Batch], Any], z: Tensor, batch: Batch) -> Any:
-        """function(z, batch) of each client, for z [S, d] or [1, d]: tensors [S, k]."""
-        z = self.each(z)
+    def apply(self, function: Callable[..., Any], z: Tensor, batch: Batch, *more: Tensor) -> Any:
+        """function(z, batch, *more) of each client, for z and more [S, k] or [1, k]: tensors [S, k]."""
+        z, *more = (self.each(v) for v in (z, *more))  # type: ignore[assignment]
         if self._alike == 1:
-            return function(z, batch)
-        out = function(z.unflatten(0, (-1, self._alike)), batch)  # as the batch is shared
+            return function(z, batch, *more)
+        z, *more = (v.unflatten(0, (-1, self._alike)) for v in (z, *more))  # type: ignore[assignment]
+        out = function(z, batch, *more)  # as the batch is shared
         return tree_map(lambda v: v.flatten(0, 1), out)
 
     def field(self, z: Tensor, batch: Batch) -> Tensor:
@@ -199,6 +254,10 @@ class Cohort:
             return (self.problem.losses(z, batch.data) * batch.w).sum(-1, keepdim=True)
 
         return torch.stack([self.apply(part, z, batch) for batch in self.everything()]).sum(0)
+
+    def normal(self, k: int) -> Tensor:
+        """Standard normal numbers, a function of (seed, round, phase, client): [S, k]."""
+        return normal(self._key, self.ids, k).to(self._like)
 
     def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
         """The problem's proximal step and projection, after a gradient step of size lr."""
@@ -226,12 +285,24 @@ class Cohort:
 
 
 def local_steps(
-    step: Step, gathered: Callable[[Tensor, Tensor], Batch], carry: Any, rows: Tensor, w: Tensor
-) -> Any:
-    """One local step for each of rows [T, ..., S, B]."""
+    step: Step,
+    gathered: Callable[..., Batch],
+    carry: Any,
+    rows: Tensor,
+    w: Tensor,
+    places: Tensor | None,
+    inputs: Any,
+) -> tuple[Any, list[Any]]:
+    """One local step for each of rows [T, ..., S, B]: the new carry, and each step's output where there are inputs."""
+    outputs: list[Any] = []
     for t in range(len(rows)):
-        carry = step(carry, gathered(rows[t], w))
-    return carry
+        batch = gathered(rows[t], w, None if places is None else places[t])
+        if inputs is None:
+            carry = step(carry, batch)
+        else:
+            carry, output = step(carry, batch, tree_map(lambda v, t=t: v[..., t, :], inputs))
+            outputs.append(output)
+    return carry, outputs
 
 
 @functools.cache

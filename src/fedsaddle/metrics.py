@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.problem import Batch, ModelProblem, Problem
 
@@ -33,6 +34,62 @@ def auc(scores: Tensor, positive: Tensor) -> float:
     """
     everyone = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
     return aucs(scores.unsqueeze(0), positive, everyone, 1).item()
+
+
+def partial_auc(scores: Tensor, positive: Tensor, max_fpr: float) -> float:
+    """Exact area under the ROC curve up to a false positive rate, as a share of what a perfect ranking has there.
+
+    Between two thresholds the curve is a straight line, so ties count one half, as in `auc`. NaN with one class.
+    """
+    scores, positive = scores.double(), positive.double()
+    order = scores.argsort(descending=True)
+    scores, positive = scores[order], positive[order]
+    last = torch.ones_like(positive, dtype=torch.bool)  # of those that share a score
+    last[:-1] = scores[1:] != scores[:-1]
+    tp = torch.nn.functional.pad(positive.cumsum(0)[last], (1, 0))
+    fp = torch.nn.functional.pad((1 - positive).cumsum(0)[last], (1, 0))
+    tpr, fpr = tp / tp[-1], (fp / fp[-1]).clamp(max=max_fpr)
+    full = (fp / fp[-1]).diff()
+    part = torch.where(full > 0, fpr.diff() / full.clamp(min=1e-300), 0.0)  # of each step, the share within
+    end = tpr[:-1] + tpr.diff() * part
+    return ((tpr[:-1] + end) / 2 * fpr.diff()).sum().item() / max_fpr
+
+
+def retrieval(
+    queries: Tensor,
+    classes: Tensor,
+    gallery: Tensor,
+    gallery_classes: Tensor,
+    k: int,
+    *,
+    owners: tuple[Tensor, Tensor] | None = None,
+    same: bool = False,
+) -> dict[str, float]:
+    """How well the items nearest to a query are of its class.
+
+    Args:
+        queries, gallery: embeddings [n, e] and [m, e].
+        owners: the client of each query and of each item; adds the same measures among other clients' items.
+        same: the queries are the gallery; an item then does not find itself.
+
+    Returns:
+        recall (the nearest item is of the query's class) and precision (share of the k nearest that are).
+    """
+    hits: dict[str, list[Tensor]] = {}
+    rows = max(1, _NUMBERS_AT_ONCE // max(1, len(gallery)))
+    for at in torch.arange(len(queries), device=queries.device).split(rows):
+        distance = torch.cdist(queries[at], gallery)
+        if same:
+            distance[torch.arange(len(at)), at] = torch.inf
+        views = {"": distance}
+        if owners is not None:
+            views["_elsewhere"] = distance.masked_fill(owners[0][at].unsqueeze(-1) == owners[1], torch.inf)
+        for name, d in views.items():
+            near = d.topk(min(k, d.shape[-1]), largest=False).indices
+            hit = (gallery_classes[near] == classes[at].unsqueeze(-1)).double()
+            hits.setdefault(f"recall{name}", []).append(hit[:, 0])
+            hits.setdefault(f"precision{name}", []).append(hit.mean(-1))
+    return {name: torch.cat(parts).mean().item() for name, parts in hits.items()}
 
 
 def aucs(scores: Tensor, positive: Tensor, owner: Tensor, n_clients: int) -> Tensor:
@@ -113,6 +170,18 @@ def ranking(
          | {"single_class_clients": single}, values)
         for i, values in enumerate(by_client)
     ]  # fmt: skip
+
+
+def check_positive(who: str, positive: int, federation: Federation) -> None:
+    """Refuse labels that are no classes, or have no class of this index."""
+    if federation.data["y"].is_floating_point():
+        raise FedsaddleError(
+            f"{who}: y must be classes, got real numbers; use ERM(loss='squared') for regression"
+        )
+    names = federation.classes
+    if len(names) > 1 and positive not in range(len(names)):
+        index = ", ".join(f"{i} = {name!r}" for i, name in enumerate(names))
+        raise FedsaddleError(f"{who}: positive must be the index of a class ({index}), got {positive!r}")
 
 
 class Split:

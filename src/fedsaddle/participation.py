@@ -75,6 +75,11 @@ class Participation(ABC):
         if n < 1:
             raise self._error("a run must have at least one client", n)
 
+    @property
+    def period(self) -> int:
+        """Rounds after which the scheme begins again: one pass over all groups."""
+        return 1
+
     def draw(self, n: int, seed: int, round: int, draw: int = 0) -> Draw:
         """Who of the n clients takes part in a round; `draw` numbers independent draws within the round."""
         return self.ask_these(self.ask(n, seed, round, draw), seed, round, draw)
@@ -197,6 +202,10 @@ class Cyclic(Participation):
             smallest = min(map(len, self._members))
         if self.m is not None:
             self._check_m(self.m, smallest, " of the smallest group")
+
+    @property
+    def period(self) -> int:
+        return self.groups if isinstance(self.groups, int) else len(self._members)
 
     def _check_members(self, n: int) -> None:
         groups = cast(tuple[Any, ...], self.groups)

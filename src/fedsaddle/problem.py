@@ -31,6 +31,7 @@ class Batch(NamedTuple):
 
     data: Data  # every field [..., S, B, ...]
     w: Tensor  # weights [..., S, B]: sum to one over a client's samples; 0 marks an absent slot
+    places: Tensor | None = None  # with two sides: which of its side's samples each one is [..., S, B]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +39,7 @@ class Problem(ABC):
     """What is learned: per-sample loss, dimensions, and what may be known in closed form."""
 
     fields: ClassVar[tuple[str, ...]] = ("x", "y")  # the data that a sample consists of
+    pairwise: ClassVar[bool] = False  # whether losses are of pairs of samples, drawn from two sides
 
     @property
     @abstractmethod
@@ -74,6 +76,10 @@ class Problem(ABC):
         if self.n_y:
             F[..., self.n_x :].neg_()
         return F
+
+    def sides(self, data: Data) -> tuple[Tensor, ...]:
+        """Of a problem on pairs, which samples are on its first side and which on its second: two masks [n]."""
+        return ()
 
     def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
         """Proximal step for g(x) and projection of (x, y), after a gradient step of size lr; identity by default."""
@@ -206,12 +212,12 @@ class ModelProblem(Problem):
         return self.flat.module_at(z.reshape(-1)[: self.flat.n])
 
 
-def tree_map(function: Any, *trees: Any) -> Any:
-    """Apply a function to the tensors of nested tuples and NamedTuples; everything else passes through unchanged."""
+def tree_map(function: Any, *trees: Any, of: tuple[type, ...] = (Tensor,)) -> Any:
+    """Apply a function to the tensors (or what else `of` names) of nested tuples and NamedTuples; the rest stays."""
     first = trees[0]
-    if isinstance(first, Tensor):
+    if isinstance(first, of):
         return function(*trees)
     if isinstance(first, tuple):
-        parts = [tree_map(function, *leaves) for leaves in zip(*trees, strict=True)]
+        parts = [tree_map(function, *parts, of=of) for parts in zip(*trees, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     return first

@@ -11,6 +11,7 @@ any n, evaluated at the wanted slots alone, with no sorting and no branches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -20,9 +21,14 @@ from torch import Tensor
 Sampling = Literal["without_replacement", "with_replacement"]
 SAMPLINGS: tuple[str, ...] = get_args(Sampling)
 
-MINIBATCH, SERVER = 1, 2  # purposes, the first number absorbed, so that two uses never share a stream
+MINIBATCH, SERVER, POOL = (
+    1,
+    2,
+    3,
+)  # purposes, the first number absorbed, so that two uses never share a stream
 _GOLDEN, _MUL_1, _MUL_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
+_NORMAL = 1 << 40  # absorbed in place of a step's number
 _SHUFFLE_ROUNDS = 24  # a slot stays where it was with probability 2^-24
 
 
@@ -70,8 +76,21 @@ def keys(values: Sequence[int], device: torch.device) -> Tensor:
     return signed[0] if len(values) == 1 else signed.view(-1, 1, 1)
 
 
+def subkey(key: Tensor, k: int) -> Tensor:
+    """The key of the k-th of several streams."""
+    return _absorb(key, k)
+
+
+def normal(key: Tensor, ids: Tensor, k: int) -> Tensor:
+    """Standard normal numbers [..., S, k] (float64), a function of the key and of each client's number (Box-Muller)."""
+    h = _absorb(_absorb(key, _NORMAL), ids.unsqueeze(-1))
+    h = _absorb(h, torch.arange(k, device=ids.device))
+    u, v = ((_shift(part, 33).double() + 0.5) * 2.0**-31 for part in (h, _absorb(h, 0)))
+    return (-2 * u.log()).sqrt() * (2 * math.pi * v).cos()
+
+
 def minibatches(
-    key: Tensor, steps: range, ids: Tensor, sizes: Tensor, batch_size: int, sampling: str
+    key: Tensor, steps: range, ids: Tensor, sizes: Tensor, batch_size: int, sampling: str, fill: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Row numbers within each client's own data, and their weights, for a range of local steps.
 
@@ -82,6 +101,7 @@ def minibatches(
         sizes: how many samples each of them has, likewise.
         batch_size: B; a client with fewer samples uses all of them when drawing without replacement.
         sampling: one of SAMPLINGS.
+        fill: a client with fewer than B samples, but at least one, goes over them again until all B slots are full.
 
     Returns:
         rows [T, ..., S, B] and weights [..., S, B] (float64) that sum to one over each client's slots; absent slots weigh 0.
@@ -92,10 +112,14 @@ def minibatches(
     n = sizes.unsqueeze(-1)  # [..., S, 1]
     h = _absorb(_absorb(key, t), ids.unsqueeze(-1))  # [T, ..., S, 1]
     if sampling == "with_replacement":
-        weights = torch.full((*ids.shape, batch_size), 1.0 / batch_size, dtype=torch.float64, device=device)
-        return _below(_absorb(h, slot), n), weights
+        present = (n > 0).expand(*ids.shape, batch_size)
+        return _below(_absorb(h, slot), n), present.double() / batch_size
     taken = n.clamp(max=batch_size)
     present = slot < taken  # [..., S, B]
+    if fill:
+        present = (n > 0).expand_as(present)
+        taken, n = present.sum(-1, keepdim=True).clamp(min=1), n.clamp(min=1)
+        slot = slot % n
     h = _absorb(h, torch.arange(_SHUFFLE_ROUNDS, device=device).view(-1, *[1] * h.ndim))  # [24, T, ..., S, 1]
     pivots, multipliers, offsets = (k.int() for k in (_below(h, n), _absorb(h, 0) | 1, _absorb(h, 1)))
     rows, n_32 = (slot * present).int().repeat(len(steps), *[1] * present.ndim), n.int()

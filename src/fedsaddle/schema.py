@@ -55,7 +55,7 @@ _FILLED_IN = {  # arguments that are no keys: they come from other sections or f
     "partition": ("labels", "groups"),
     "transform": ("federation",),
     "model": (*FROM_SHAPE, "outputs"),
-    "problem": ("model",),
+    "problem": ("model", "owners"),
 }
 
 

@@ -1,9 +1,13 @@
 """The minibatch sampler with plain Python integers modulo 2**64."""
 
+import math
+
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 MINIBATCH = 1
 SERVER = 2
+POOL = 3
+NORMAL = 1 << 40
 SHUFFLE_ROUNDS = 24
 
 
@@ -55,6 +59,31 @@ def minibatch(seed, round, phase, step, client, n, batch_size, replacement):
         return [below(absorb(k, b), n) for b in range(batch_size)], [1.0 / batch_size] * batch_size
     size = min(batch_size, n)
     return [shuffled(k, b, n) for b in range(size)], [1.0 / size] * size
+
+
+def filled(seed, round, phase, side, step, client, n, batch_size, replacement):
+    """Exactly batch_size of the n samples of a side (0 or 1): over and over where n is smaller."""
+    k = key(MINIBATCH, seed, round, phase, side, step, client)
+    if replacement:
+        return [below(absorb(k, b), n) for b in range(batch_size)]
+    return [shuffled(k, b % n, n) for b in range(batch_size)]
+
+
+def from_pool(seed, round, call, position, n, count):
+    """Places in a pool of n entries, for the participant at a position."""
+    k = key(POOL, seed, round, call, 0, position)
+    return [shuffled(k, b % n, n) for b in range(count)]
+
+
+def normal(seed, round, phase, client, count):
+    """Standard normal numbers by Box-Muller, from 31 bits each."""
+    k = key(MINIBATCH, seed, round, phase, NORMAL, client)
+    out = []
+    for i in range(count):
+        h = absorb(k, i)
+        u, v = ((part >> 33) + 0.5 for part in (h, absorb(h, 0)))
+        out.append(math.sqrt(-2 * math.log(u / 2**31)) * math.cos(2 * math.pi * v / 2**31))
+    return out
 
 
 def server_integer(seed, round, n):

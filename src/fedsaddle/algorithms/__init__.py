@@ -7,6 +7,7 @@ from fedsaddle.algorithms.codasca_published import PublishedCODASCA
 from fedsaddle.algorithms.cycp import AmplifiedFedAvg, AmplifiedSCAFFOLD, CyCpFedAvg, CyCpMinimax, RSMinimax
 from fedsaddle.algorithms.fedavg import SCAFFOLD, FedAvg, FedProx, LocalSGDA
 from fedsaddle.algorithms.fedsgda import FedSGDA
+from fedsaddle.algorithms.pairwise import CyCpPairwise, FeDXL2, RSPairwise
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "local_sgda": LocalSGDA,
@@ -24,6 +25,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "cycp_fedavg": CyCpFedAvg,
     "amplified_fedavg": AmplifiedFedAvg,
     "amplified_scaffold": AmplifiedSCAFFOLD,
+    "cycp_pairwise": CyCpPairwise,
+    "rs_pairwise": RSPairwise,
+    "fedxl2": FeDXL2,
 }
 
 __all__ = [
@@ -31,7 +35,10 @@ __all__ = [
     "AmplifiedSCAFFOLD",
     "CyCpFedAvg",
     "CyCpMinimax",
+    "CyCpPairwise",
+    "FeDXL2",
     "RSMinimax",
+    "RSPairwise",
     "ALGORITHMS",
     "CODA",
     "CODASCA",

@@ -52,8 +52,20 @@ class Algorithm(ABC):
         """What a client remembers before its first work, every tensor [1, ...]; None for stateless clients."""
         return None
 
+    pairwise: ClassVar[bool] = False  # whether it is made for problems on pairs of samples
+
     def check(self, problem: Problem) -> None:
         """Refuse a problem that this algorithm is not made for."""
+        if self.pairwise != problem.pairwise:
+            me, it = type(self).__name__, type(problem).__name__
+            if self.pairwise:
+                raise FedsaddleError(
+                    f"{me}: is made for losses of pairs of samples, which {it} has not; use PairwiseAUC or Contrastive"
+                )
+            raise FedsaddleError(
+                f"{me}: cannot learn {it}, whose losses are of pairs of samples at different clients; use CyCpPairwise or "
+                "RSPairwise, or pose the problem as AUC"
+            )
 
     def _require_positive(self, *names: str) -> None:
         for name in names:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle.algorithms.base import Citation
-from fedsaddle.algorithms.stages import Progress, Stagewise
+from fedsaddle.algorithms.stages import Progress, ProximalStages
 from fedsaddle.clients import Clients, Once
 from fedsaddle.cohort import Cohort
 from fedsaddle.errors import FedsaddleError
@@ -65,7 +65,7 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CODAPlus(Stagewise):
+class CODAPlus(ProximalStages):
     """CODA+: local SGDA on a proximal subproblem, stage by stage."""
 
     output: str = "iterates"
@@ -168,6 +168,7 @@ class CODA(CODAPlus):
         self._require_positive("dual_samples")
 
     def check(self, problem: Problem) -> None:
+        super().check(problem)
         if not problem.has_dual_statistics:
             raise FedsaddleError(
                 f"CODA: recomputes the dual variable in closed form, which {type(problem).__name__} does not have; "

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedsaddle.algorithms.coda import YUAN_2021
 from fedsaddle.algorithms.codasca_published import PublishedCODASCA
-from fedsaddle.algorithms.stages import Progress, Stagewise
+from fedsaddle.algorithms.stages import Progress, ProximalStages
 from fedsaddle.clients import Clients, Once
 from fedsaddle.cohort import Cohort
 from fedsaddle.problem import Batch, Problem
@@ -57,7 +57,7 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CODASCA(Stagewise):
+class CODASCA(ProximalStages):
     """CODASCA: drift-corrected local steps on a proximal subproblem, stage by stage.
 
     Args:
@@ -119,6 +119,6 @@ class CODASCA(Stagewise):
         return Up(z, new - c_k), new
 
     @staticmethod
-    def as_published(**hyper_parameters: Any) -> Stagewise:
+    def as_published(**hyper_parameters: Any) -> ProximalStages:
         """The form of the public code, for reproducing tables: see `PublishedCODASCA`."""
         return PublishedCODASCA(**hyper_parameters)

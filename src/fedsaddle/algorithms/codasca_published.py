@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle.algorithms.coda import YUAN_2021
-from fedsaddle.algorithms.stages import Progress, Stagewise
+from fedsaddle.algorithms.stages import Progress, ProximalStages
 from fedsaddle.clients import Clients
 from fedsaddle.cohort import Cohort
 from fedsaddle.problem import Batch, Problem
@@ -62,7 +62,7 @@ class Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PublishedCODASCA(Stagewise):
+class PublishedCODASCA(ProximalStages):
     """CODASCA in the form of its public code.
 
     Args:

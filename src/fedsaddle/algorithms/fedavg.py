@@ -105,6 +105,7 @@ class FedAvg(LocalSGDA):
     )
 
     def check(self, problem: Problem) -> None:
+        super().check(problem)
         if problem.n_y:
             raise FedsaddleError(
                 f"{type(self).__name__}: minimises a loss, but {type(problem).__name__} has {problem.n_y} dual "

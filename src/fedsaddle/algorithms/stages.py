@@ -1,8 +1,8 @@
-"""Stages: what NPA, CODA, CODA+ and CODASCA share (and cyclic participation will): schedules and stage outputs.
+"""Stages: what NPA, CODA, CODA+, CODASCA and the methods for cyclic participation share: schedules and stage outputs.
 
-A stage approximately solves f(v, alpha) + gamma/2 ||v - v_ref||^2 (CODASCA eq. (5)), where v_ref is the output of the stage
-before. Its output is the next stage's start and prox centre. The papers take three different outputs from a stage, and the
-public code a fourth:
+A stage of a min-max method approximately solves f(v, alpha) + gamma/2 ||v - v_ref||^2 (CODASCA eq. (5)), where v_ref is the
+output of the stage before. A stage's output is the next one's start and prox centre. The papers take three different outputs
+from a stage, and the public code a fourth:
 
     "iterates"  mean over clients and over all local iterates (CODA+, Algorithm 2)
     "rounds"    mean over the rounds of the server's iterate (cyclic participation)
@@ -47,7 +47,6 @@ class Stagewise(Algorithm):
     Args:
         lr: local step size eta of the first stage.
         local_steps: I, local steps between two communications.
-        gamma: prox coefficient (the papers' 1/gamma in {500, 700, 1000} is gamma = 0.002 ... 0.001; erratum E3.1).
         stage_rounds: rounds of the first stage; None: one stage that does not end, so that no output rule applies.
         lr_decay: e.g. 1/3: the step is divided by 3 at each stage.
         interval_growth, stage_growth: growth of I and of the number of rounds from stage to stage.
@@ -58,7 +57,6 @@ class Stagewise(Algorithm):
 
     lr: float = 0.01
     local_steps: int = 32
-    gamma: float = 0.0
     stage_rounds: int | None = None
     lr_decay: float = 1 / 3
     interval_growth: float = 1.0
@@ -67,15 +65,8 @@ class Stagewise(Algorithm):
 
     def __post_init__(self) -> None:
         self._require_positive("lr", "local_steps", "lr_decay", "interval_growth", "stage_growth")
-        self._require_nonnegative("gamma")
         if self.stage_rounds is not None:
             self._require_positive("stage_rounds")
-        if self.gamma and self.stage_rounds is None:
-            warnings.warn(
-                f"{type(self).__name__}: gamma = {self.gamma} without stage_rounds ties the whole run to its start; "
-                "set stage_rounds, or gamma = 0",
-                stacklevel=3,
-            )
         if self.output not in self.outputs():
             raise FedsaddleError(
                 f"{type(self).__name__}: output must be one of {', '.join(self.outputs())}, got {self.output!r}"
@@ -84,12 +75,6 @@ class Stagewise(Algorithm):
     @classmethod
     def outputs(cls) -> tuple[str, ...]:
         return ("rounds", "random", "last")
-
-    @property
-    def proximal(self) -> bool:
-        """Whether stages have a prox term; replicas that differ in gamma (a tensor then) do."""
-        gamma: Any = self.gamma
-        return isinstance(gamma, Tensor) or gamma != 0
 
     def lr_at(self, stage: int) -> float:
         return self.lr * self.lr_decay**stage
@@ -114,3 +99,30 @@ class Stagewise(Algorithm):
             return z, p, False
         out = {"random": p.kept, "rounds": p.total / rounds}.get(self.output, z)
         return out, Progress.start(z, p.stage + 1), True
+
+
+@dataclass(frozen=True)
+class ProximalStages(Stagewise):
+    """Stages with a prox term.
+
+    Args:
+        gamma: prox coefficient (the papers' 1/gamma in {500, 700, 1000} is gamma = 0.002 ... 0.001; erratum E3.1).
+    """
+
+    gamma: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_nonnegative("gamma")
+        if self.gamma and self.stage_rounds is None:
+            warnings.warn(
+                f"{type(self).__name__}: gamma = {self.gamma} without stage_rounds ties the whole run to its start; "
+                "set stage_rounds, or gamma = 0",
+                stacklevel=3,
+            )
+
+    @property
+    def proximal(self) -> bool:
+        """Whether stages have a prox term; replicas that differ in gamma (a tensor then) do."""
+        gamma: Any = self.gamma
+        return isinstance(gamma, Tensor) or gamma != 0

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedsaddle import sampling
-from fedsaddle.clients import Clients, ClientWorkError, Work
-from fedsaddle.cohort import Batching, Cohort
+from fedsaddle.clients import Clients, ClientWorkError, Work, addressed
+from fedsaddle.cohort import Batching, Cohort, Side
 from fedsaddle.engines.execution import Execution
 from fedsaddle.engines.memory import ClientMemory
 from fedsaddle.engines.residence import Offloaded, Resident
@@ -62,6 +63,9 @@ class Simulation(Clients):
         self.batching = batching
         self.problem = problem.to(self.device, dtype)
         self._samples = self._residence(federation, offload)
+        self._sides = [
+            _side(mask, federation, self.device) for mask in problem.sides(federation.data)
+        ]  # where in a side's rows each client's begin, and how many they are
         self._sizes = federation.sizes.to(self.device)
         self._execute = Execution(self.device, compile, graph, precision)
         self._chunk = max(1, chunk // len(self.seeds)) if chunk else self.n_clients
@@ -116,6 +120,7 @@ class Simulation(Clients):
             batching=self.batching,
             dtype=self.dtype,
             longest=self._longest,
+            sides=tuple(Side(side.rows, side.first[ids], side.sizes[ids]) for side in self._sides),
             alike=self._alike,
         )
 
@@ -126,7 +131,7 @@ class Simulation(Clients):
             ids = who.ids[..., at]
             cohort = self.cohort(ids, phase)
             try:
-                reply, memory = self._execute(work, message, cohort)
+                reply, memory = self._execute(work, addressed(message, at), cohort)
             except FedsaddleError:
                 raise
             except Exception as error:
@@ -171,6 +176,15 @@ class Simulation(Clients):
     def _write(self, clients: np.ndarray, memory: Any) -> None:
         assert self._memory is not None
         self._memory.write(clients, memory)
+
+
+def _side(mask: Tensor, federation: Federation, device: torch.device) -> Side:
+    """The samples of every client where the mask [n] is true."""
+    rows = mask.cpu().nonzero().squeeze(-1)
+    owner = torch.bucketize(rows, federation.offsets[1:], right=True)
+    sizes = torch.bincount(owner, minlength=federation.n_clients)
+    local = rows - federation.offsets[owner]
+    return Side(local.to(device), (sizes.cumsum(0) - sizes).to(device), sizes.to(device))
 
 
 def _run_length(seeds: Sequence[int]) -> int:

@@ -4,11 +4,15 @@ from fedsaddle.problems.auc import AUC
 from fedsaddle.problems.custom import Custom
 from fedsaddle.problems.erm import ERM
 from fedsaddle.problems.nonconvex_pl import NonconvexPL, nonconvex_pl_federation
+from fedsaddle.problems.pairwise import Contrastive, PairwiseAUC, PartialAUC
 from fedsaddle.problems.quadratic import QuadraticSaddle, quadratic_federation
 
 PROBLEMS = {
     "auc": AUC,
     "erm": ERM,
+    "pairwise_auc": PairwiseAUC,
+    "partial_auc": PartialAUC,
+    "contrastive": Contrastive,
     "quadratic": QuadraticSaddle,
     "nonconvex_pl": NonconvexPL,
 }  # Custom needs Python: it has no name in a config
@@ -17,8 +21,11 @@ __all__ = [
     "AUC",
     "ERM",
     "PROBLEMS",
+    "Contrastive",
     "Custom",
     "NonconvexPL",
+    "PairwiseAUC",
+    "PartialAUC",
     "QuadraticSaddle",
     "nonconvex_pl_federation",
     "quadratic_federation",

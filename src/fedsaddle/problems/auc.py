@@ -185,16 +185,7 @@ class AUC(ModelProblem):
 
     def check(self, federation: Federation) -> None:
         super().check(federation)
-        if federation.data["y"].is_floating_point():
-            raise FedsaddleError(
-                "AUC: y must be classes, got real numbers; use ERM(loss='squared') for regression"
-            )
-        names = federation.classes
-        if len(names) > 1 and self.positive not in range(len(names)):
-            index = ", ".join(f"{i} = {name!r}" for i, name in enumerate(names))
-            raise FedsaddleError(
-                f"AUC: positive must be the index of a class ({index}), got {self.positive!r}"
-            )
+        metrics.check_positive("AUC", self.positive, federation)
 
     # ---- closed forms ------------------------------------------------------------------------------------
 

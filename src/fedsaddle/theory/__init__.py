@@ -40,11 +40,13 @@ from fedsaddle.theory.theorems import (
     fedavg,
     fedprox,
     fedsgda,
+    fedxl2,
     ffmdr,
     local_sgda,
     npa,
     prescribe,
     rs_minimax,
+    rs_pairwise,
     scaff_pd,
     scaffold,
 )
@@ -52,5 +54,5 @@ from fedsaddle.theory.theorems import (
 __all__ = [
     "THEOREMS", "Assumption", "Comparison", "Constants", "Setting", "Steps", "Value", "compare", "prescribe", "probe",
     "coda", "coda_plus", "codasca", "codasca_as_published", "cycp_minimax", "cycp_pairwise", "fedavg", "fedprox", "fedsgda",
-    "amplified_scaffold", "ffmdr", "local_sgda", "npa", "rs_minimax", "scaff_pd", "scaffold",
+    "amplified_scaffold", "fedxl2", "ffmdr", "local_sgda", "npa", "rs_minimax", "rs_pairwise", "scaff_pd", "scaffold",
 ]  # fmt: skip

@@ -80,6 +80,11 @@ def probe(
         raise FedsaddleError(f"probe: radius must be >= 0, got {radius}")
     if of not in ("clients", "mean"):
         raise FedsaddleError(f"probe: of must be 'clients' or 'mean', got {of!r}")
+    if problem.pairwise:
+        raise FedsaddleError(
+            f"probe: {type(problem).__name__} has losses of pairs of samples, which cannot be probed sample by sample; "
+            "probe the model with problem AUC, whose L is of the same order for loss 'square'"
+        )
     problem.check(federation)
     rows = _Rows(problem, federation, clients, samples, torch.device(device), dtype)
     centre = (rows.problem.init() if at is None else at).reshape(1, -1).to(device, dtype)

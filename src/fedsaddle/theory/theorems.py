@@ -430,11 +430,20 @@ def cycp_pairwise(c: Constants, run: Setting) -> Steps:
     values: dict[str, Value] = {
         "lr": lr,
         "local_steps": I,
-        "stage_epochs": math.ceil(epochs),
         "stage_rounds": math.ceil(epochs) * G,
         **growth,
     }
     return Steps(values, theorem, False, tuple(assumes), tuple(notes))
+
+
+def rs_pairwise(c: Constants, run: Setting) -> Steps:
+    """RS-Pairwise: CyCp-Pairwise with one group, which is random sampling."""
+    steps = cycp_pairwise(c, dataclasses.replace(run, groups=1))
+    return dataclasses.replace(
+        steps,
+        theorem=f"{steps.theorem} with one group",
+        assumes=tuple(a for a in steps.assumes if a is not Assumption.IN_TURN),
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ FFMDR
@@ -641,6 +650,11 @@ def amplified_scaffold(c: Constants, run: Setting) -> Steps:
     return _rule_of_thumb("AmplifiedSCAFFOLD", c, run)
 
 
+def fedxl2(c: Constants, run: Setting) -> Steps:
+    """FeDXL2: lr = 1/(L I), L of the objective; a rule of thumb, not one of the five papers."""
+    return _rule_of_thumb("FeDXL2", c, run)
+
+
 def fedprox(c: Constants, run: Setting, *, mu: float = 0.0) -> Steps:
     """FedProx: lr = 1/((L + mu) I), mu its prox coefficient; a rule of thumb, not one of the five papers."""
     return _rule_of_thumb("FedProx", c, run, {"server_lr": 1.0}, extra=mu)
@@ -670,6 +684,8 @@ THEOREMS: dict[str, Callable[..., Steps]] = {
     "amplified_fedavg": fedavg,
     "amplified_scaffold": amplified_scaffold,
     "cycp_pairwise": cycp_pairwise,
+    "rs_pairwise": rs_pairwise,
+    "fedxl2": fedxl2,
     "ffmdr": ffmdr,
     "scaff_pd": scaff_pd,
 }
