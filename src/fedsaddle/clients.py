@@ -6,7 +6,7 @@ and is counted here, for every engine alike.
     mean(work, message)     one phase; the (weighted) mean of the replies, and the share of all clients in it
     gather(work, message)   one phase; all replies
     sample(m, p)            draw other participants than the round's, to pass as `who`
-    places(n, k)            for each participant, k places of a pool of n that the server holds
+    places(n, k)            for each participant, k places in pools of n that the server holds
     round_size()            how many the round's participants are
     forget()                all clients drop their memory (no traffic: a flag in the next message)
 
@@ -229,22 +229,27 @@ class Clients(ABC):
         return drawn[0] if len(drawn) == 1 else torch.tensor(drawn).view(-1, 1, 1)
 
     def places(self, n: Tensor, k: int) -> Tensor:
-        """For each of the round's participants, k places in a pool of n: [M, k]; a function of (seed, round, calls before).
+        """For each of the round's participants, k places in each of several pools: [pools, M, k].
 
-        They are in random order and distinct; where k > n, all n come again and again.
+        They are in random order and distinct; where k is larger than a pool, all of it comes again and again. A function of
+        (seed, round, pools asked for before).
 
         Args:
-            n: [1, 1], or one a replica [R, 1, 1]; at least 1.
+            n: sizes of the pools, at least 1: [pools], or one a replica [pools, R], equal for replicas of one seed.
         """
-        keys = [sampling.key(sampling.POOL, seed, self.round, self._pools) for seed in self.seeds]
-        self._pools += 1
+        seeds = list(dict.fromkeys(self.seeds))
+        pools = range(self._pools, self._pools + len(n))
+        self._pools = pools.stop
+        keys = [sampling.key(sampling.POOL, seed, self.round, pool) for pool in pools for seed in seeds]
         positions = torch.arange(self.round_size(), device=n.device)
-        sizes = n.squeeze(-1).expand(*n.shape[:-2], len(positions))
-        key = sampling.keys(keys, n.device)
+        sizes = n.view(len(n), -1)[:, [self.seeds.index(seed) for seed in seeds]]  # [pools, seeds]
+        sizes = sizes.unsqueeze(-1).expand(-1, -1, len(positions))
+        key = sampling.keys(keys, n.device).view(len(n), len(seeds), 1, 1)
         places, _ = sampling.minibatches(
             key, range(1), positions.expand_as(sizes), sizes, k, "without_replacement", fill=True
         )
-        return places.squeeze(0)
+        places = places.squeeze(0)[:, [seeds.index(seed) for seed in self.seeds]]  # [pools, R, M, k]
+        return places if n.ndim > 1 else places.squeeze(1)
 
     @abstractmethod
     def forget(self) -> None:

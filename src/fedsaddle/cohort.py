@@ -35,12 +35,12 @@ class Batching(NamedTuple):
     sampling: str = "without_replacement"
 
 
-class Side(NamedTuple):
-    """Some of each client's samples, such as its positives."""
+class Sides(NamedTuple):
+    """Two lists of each client's samples, such as its positives and its negatives."""
 
-    rows: Tensor  # which ones: row numbers within a client's own data, client after client [n]
-    first: Tensor  # where each client's begin in `rows`, like ids
-    sizes: Tensor  # how many they are, like ids; may be 0
+    rows: Tensor  # row numbers within a client's own data: of the first list client after client, then of the second [n]
+    first: Tensor  # where in `rows` each client's begin [2, ..., S]
+    sizes: Tensor  # how many they are [2, ..., S]; may be 0
 
 
 class Cohort:
@@ -57,7 +57,7 @@ class Cohort:
         batching: minibatch size and sampling.
         dtype: the precision of the run.
         longest: no client has more samples than this (asking the device would stall it).
-        sides: the two sides of a problem on pairs of samples; none for others.
+        sides: of a problem on pairs of samples; None for others.
         alike: how many replicas in a row have the same seed, and so the same clients and minibatches, which are then drawn
             and gathered once for all of them.
     """
@@ -74,7 +74,7 @@ class Cohort:
         batching: Batching,
         dtype: torch.dtype,
         longest: int,
-        sides: tuple[Side, ...] = (),
+        sides: Sides | None = None,
         alike: int = 1,
     ) -> None:
         self.problem, self.ids, self.memory = problem, ids, memory
@@ -94,12 +94,12 @@ class Cohort:
 
     def inputs(self) -> tuple[Any, ...]:
         """Everything about these clients that changes from phase to phase."""
-        places = tuple((side.first, side.sizes) for side in self.sides)
-        return self.ids, self._first, self.sizes, self.memory, self._key, places
+        sides = self.sides and (self.sides.first, self.sides.sizes)
+        return self.ids, self._first, self.sizes, self.memory, self._key, sides
 
     def at(self, inputs: tuple[Any, ...]) -> Cohort:
         """A cohort on the same data with other `inputs`."""
-        ids, first, sizes, memory, key, places = inputs
+        ids, first, sizes, memory, key, sides = inputs
         other = Cohort(
             self.problem,
             ids,
@@ -111,7 +111,7 @@ class Cohort:
             self._batching,
             self._like.dtype,
             self._longest,
-            tuple(Side(side.rows, *at) for side, at in zip(self.sides, places, strict=True)),
+            self.sides and Sides(self.sides.rows, *sides),
             self._alike,
         )
         other.compile = self.compile
@@ -129,7 +129,7 @@ class Cohort:
         inputs = tree_map(lambda v: v.unflatten(-1, (steps, -1)), inputs)
         size, sampling = self._batching
         if size is None:
-            assert inputs is None and not self.sides
+            assert inputs is None and self.sides is None
             batch = next(self._pieces(self._longest))
             for _ in range(steps):
                 carry = step(carry, batch)
@@ -146,7 +146,7 @@ class Cohort:
         for start in range(begin, end, at_once):
             todo = range(start, min(start + at_once, end))
             places = None
-            if self.sides:
+            if self.sides is not None:
                 rows, places, w = self._pairs(draw, todo, size, sampling)
             else:
                 rows, w = draw(key, todo, ids, sizes, size, sampling)
@@ -163,18 +163,24 @@ class Cohort:
     def _pairs(self, draw: Any, todo: range, size: int, sampling: str) -> tuple[Tensor, Tensor, Tensor]:
         """Rows [T, ..., S, 2B] of both sides, the same samples numbered within their side, and weights [..., S, 2B].
 
-        Each side has its own key. A client with fewer than B samples of a side takes some of them
-        more than once, so that it always has B scores to share; a client with none has weights 0 there.
+        Each side has its own key. A client with fewer than B samples of a side takes some of them more than once, so that
+        it always has B scores to share; a client with none has weights 0 there.
         """
+        assert self.sides is not None
         ids, _, _, key = self._distinct()
-        parts = []
-        for k, (rows, first, sizes) in enumerate(self.sides):
-            first, sizes = first[:: self._alike], sizes[:: self._alike]
-            places, w = draw(subkey(key, k), todo, ids, sizes, size, sampling, fill=True)
-            at = (first.unsqueeze(-1) + places).clamp(max=len(rows) - 1)
-            parts.append((rows[at], places, w))
-        rows, places, w = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
-        return rows, places, w
+        rows, first, sizes = self.sides
+        if self._alike > 1:
+            first, sizes = first[:, :: self._alike], sizes[:, :: self._alike]
+        keys = torch.stack([subkey(key, k) for k in (0, 1)]).view(2, *key.shape[:1], 1, 1)
+        places, w = draw(
+            keys, todo, ids.expand_as(sizes), sizes, size, sampling, fill=True
+        )  # [T, 2, ..., S, B]
+        at = (first.unsqueeze(-1) + places).clamp(max=len(rows) - 1)
+        return (
+            rows[at].movedim(1, -2).flatten(-2),
+            places.movedim(1, -2).flatten(-2),
+            w.movedim(0, -2).flatten(-2),
+        )
 
     def _unrolled(self, steps: int) -> int:
         """How many steps are compiled as one: calling compiled code costs as much as several steps of a small model."""

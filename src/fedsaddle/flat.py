@@ -58,6 +58,10 @@ class FlatModel:
         """Whether samples that replicas share are read once for all of them."""
         return self._layers is not None and not self._on_images
 
+    def _shared(self, w: Tensor, x: Tensor) -> bool:
+        """Whether replicas [Q, P] have the same samples along P, as a view that need not be read P times."""
+        return self.shares and w.ndim == 4 and w.shape[1] > 1 and x.stride(1) == 0
+
     def _parameters(self, w: Tensor) -> dict[str, Tensor]:
         parts = [p.view(s) for p, s in zip(w.split(self.sizes), self.shapes, strict=True)]
         return {k: parts[i] for k, i in self._names.items()}
@@ -77,7 +81,7 @@ class FlatModel:
         """
         lead = w.shape[:-1]
         layered = self._layers is not None and (self._flattens or x.ndim == len(lead) + 2)  # not on sequences
-        if layered and self.shares and len(lead) == 3 and lead[1] > 1 and x.stride(1) == 0:
+        if layered and self._shared(w, x):
             return self._on_shared(w, x)
         if lead.numel() == 1:
             out = self._one(w.reshape(-1), x.reshape(x.shape[len(lead) :])).unsqueeze(0)
@@ -106,6 +110,16 @@ class FlatModel:
                 return dw if layer.bias is None else torch.cat([dw, g.sum(-2)], dim=-1)
 
             return out, products
+        if isinstance(layer, nn.Linear) and exact and self._shared(w, x):
+            samples = x[:, 0].flatten(0, 1)  # [QS, B, in]
+
+            def shared_products(g: Tensor) -> Tensor:
+                Q, P, S = g.shape[:3]
+                rows = g.transpose(1, 2).mT.reshape(Q * S, P * layer.out_features, -1)
+                dw = (rows @ samples).view(Q, S, P, -1).transpose(1, 2)
+                return dw if layer.bias is None else torch.cat([dw, g.sum(-2)], dim=-1)
+
+            return self._on_shared(w, x), shared_products
         if torch.compiler.is_compiling():  # the compiler follows torch.func, and computes the outputs once
             return self(w, x), lambda g: torch.func.grad(lambda w: (self(w, x) * g).sum())(w)
         with torch.enable_grad():

@@ -74,9 +74,8 @@ class Pool(NamedTuple):
         )
         return cls(torch.where(n > 0, new, old), torch.where(n > 0, n, before.n))
 
-    def sample(self, clients: Clients, count: int) -> Each:
-        """`count` entries for each of the round's participants: [M, count k]; NaN from a pool without entries."""
-        places = clients.places(self.n.clamp(min=1), count)  # [M, count]
+    def at(self, places: Tensor) -> Each:
+        """The entries at some places for each participant [M, count]: [M, count k]; NaN from a pool without entries."""
         rows = self.entries.unsqueeze(-3).expand(*places.shape[:-1], *self.entries.shape[-2:])
         return Each(rows.gather(-2, places.unsqueeze(-1).expand(*places.shape, rows.shape[-1])).flatten(-2))
 
@@ -165,7 +164,8 @@ class CyCpPairwise(Stagewise):
         if s.pools is None:
             up, _ = clients.mean(self.first_scores, Down(s.z, None, None, None, stage))
         else:
-            r_1, r_2 = (pool.sample(clients, count) for pool in s.pools)
+            sizes = torch.stack([pool.n.clamp(min=1)[..., 0, 0] for pool in s.pools])
+            r_1, r_2 = (pool.at(p) for pool, p in zip(s.pools, clients.places(sizes, count), strict=True))
             up, _ = clients.mean(self.active_passive_steps, Down(s.z, s.m, r_1, r_2, stage))
             m = up.m
             z, progress, _ = self.advance(s.progress, up.z, clients)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsaddle import sampling
 from fedsaddle.clients import Clients, ClientWorkError, Work, addressed
-from fedsaddle.cohort import Batching, Cohort, Side
+from fedsaddle.cohort import Batching, Cohort, Sides
 from fedsaddle.engines.execution import Execution
 from fedsaddle.engines.memory import ClientMemory
 from fedsaddle.engines.residence import Offloaded, Resident
@@ -63,9 +63,7 @@ class Simulation(Clients):
         self.batching = batching
         self.problem = problem.to(self.device, dtype)
         self._samples = self._residence(federation, offload)
-        self._sides = [
-            _side(mask, federation, self.device) for mask in problem.sides(federation.data)
-        ]  # where in a side's rows each client's begin, and how many they are
+        self._sides = _sides(problem.sides(federation.data), federation, self.device)
         self._sizes = federation.sizes.to(self.device)
         self._execute = Execution(self.device, compile, graph, precision)
         self._chunk = max(1, chunk // len(self.seeds)) if chunk else self.n_clients
@@ -120,7 +118,8 @@ class Simulation(Clients):
             batching=self.batching,
             dtype=self.dtype,
             longest=self._longest,
-            sides=tuple(Side(side.rows, side.first[ids], side.sizes[ids]) for side in self._sides),
+            sides=self._sides
+            and Sides(self._sides.rows, self._sides.first[:, ids], self._sides.sizes[:, ids]),
             alike=self._alike,
         )
 
@@ -178,13 +177,16 @@ class Simulation(Clients):
         self._memory.write(clients, memory)
 
 
-def _side(mask: Tensor, federation: Federation, device: torch.device) -> Side:
-    """The samples of every client where the mask [n] is true."""
-    rows = mask.cpu().nonzero().squeeze(-1)
-    owner = torch.bucketize(rows, federation.offsets[1:], right=True)
-    sizes = torch.bincount(owner, minlength=federation.n_clients)
-    local = rows - federation.offsets[owner]
-    return Side(local.to(device), (sizes.cumsum(0) - sizes).to(device), sizes.to(device))
+def _sides(masks: tuple[Tensor, ...], federation: Federation, device: torch.device) -> Sides | None:
+    """The samples of every client where each of two masks [n] is true."""
+    if not masks:
+        return None
+    rows = [mask.cpu().nonzero().squeeze(-1) for mask in masks]
+    owners = [torch.bucketize(r, federation.offsets[1:], right=True) for r in rows]
+    sizes = torch.stack([torch.bincount(o, minlength=federation.n_clients) for o in owners])
+    first = sizes.flatten().cumsum(0).view_as(sizes) - sizes
+    local = torch.cat(rows) - federation.offsets[torch.cat(owners)]
+    return Sides(local.to(device), first.to(device), sizes.to(device))
 
 
 def _run_length(seeds: Sequence[int]) -> int:

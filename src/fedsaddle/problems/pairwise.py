@@ -100,7 +100,8 @@ class Pairwise(ModelProblem):
 
     def side_counts(self, cohort: Cohort, message: None) -> tuple[Tensor, None]:
         """Client work of the set-up phase: how many samples each side has [S, 2]."""
-        return torch.stack([side.sizes for side in cohort.sides], dim=-1).to(self.flat.initial), None
+        assert cohort.sides is not None
+        return cohort.sides.sizes.movedim(0, -1).to(self.flat.initial), None
 
 
 @dataclass(frozen=True, eq=False)
