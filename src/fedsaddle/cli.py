@@ -258,12 +258,19 @@ def reproduce(
     experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="See: fedsaddle list experiments.")],
     quick: Annotated[bool, typer.Option("--quick", help="A small version that shows that it works.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder for the runs.")] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Data set, where an experiment has several.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Model, where an experiment has several.")
+    ] = None,
 ) -> None:
     """Run an experiment of a paper: table, figure, claims judged."""
     known = experiments()
     if experiment not in known:
         raise _unknown("experiment ", experiment, known, "known are " + ", ".join(known))
-    folder = run_experiment(experiment, quick, out)
+    options = {k: v for k, v in (("data", data), ("model", model)) if v is not None}
+    folder = run_experiment(experiment, quick, out, options=options)
     print((folder / "table.md").read_text(encoding="utf-8"))
     print(f"{folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
 

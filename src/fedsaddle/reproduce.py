@@ -8,6 +8,10 @@ An experiment is a folder experiments/PAPER/NAME with
     published.md     the paper's numbers or claims
     obtained/        table.md, results.json and figure as obtained, with the command that made them
 
+An experiment with variants, such as data sets, lists them in OPTIONS = {"data": (default, other, ...)}; its functions then
+take them by name, and obtained/ has a folder for each variant that was run. One that tunes in turn has STEPS in place of
+cells: functions (rows of the step before, quick, **options) -> cells, of which the last makes the table.
+
 An experiment that looks at the course of its runs names metrics in CURVES: a row then has them beside its final metrics, and
 measure(curves), called for each run, derives further metrics from them.
 
@@ -37,7 +41,11 @@ class Cell(NamedTuple):
 
     at: dict[str, Any]  # values of ROWS and COLUMNS
     set: dict[str, Any]  # config keys, "algorithm.lr": 0.1
-    tune: Mapping[str, Sequence[Any]] = {}
+    tune: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] = {}  # a grid, or points
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        return grid_points(self.tune) if isinstance(self.tune, Mapping) else [dict(p) for p in self.tune]
 
 
 class Verdict(NamedTuple):
@@ -66,7 +74,13 @@ def experiments() -> dict[str, str]:
     return {str(p.relative_to(root)): _load(p).TITLE for p in found}
 
 
-def reproduce(name: str, quick: bool = False, out: Path | None = None, progress: bool | None = None) -> Path:
+def reproduce(
+    name: str,
+    quick: bool = False,
+    out: Path | None = None,
+    progress: bool | None = None,
+    options: Mapping[str, str] = {},
+) -> Path:
     """Run an experiment and write table.md, results.json and figure.html; returns their folder.
 
     Args:
@@ -74,47 +88,42 @@ def reproduce(name: str, quick: bool = False, out: Path | None = None, progress:
         quick: a small version that shows that everything works; its numbers mean little.
         out: where to; by default runs/reproduce/PAPER/NAME.
         progress: a progress bar on stderr; by default when that is a terminal.
+        options: which variant, by the names in the experiment's OPTIONS; their first values unless given.
     """
     folder = _root() / name
     if not (folder / "experiment.py").is_file():
         raise FedsaddleError(f"experiment {name!r}: unknown; known are {', '.join(experiments()) or 'none'}")
     experiment = _load(folder)
-    out = out or Path("runs") / "reproduce" / (f"{name}-quick" if quick else name)
+    chosen = _variant(name, experiment, options)
+    variant = "-".join(["", *chosen.values()])
+    out = out or Path("runs") / "reproduce" / f"{name}{variant}{'-quick' if quick else ''}"
     out.mkdir(parents=True, exist_ok=True)
     seeds: Sequence[int] = experiment.SEEDS[:1] if quick else experiment.SEEDS
-    cells: list[Cell] = experiment.cells(quick)
-    wanted = [
-        _changed(folder / "base.toml", {**cell.set, **point, "train.seed": seed})
-        for cell in cells
-        for point in grid_points(cell.tune)
-        for seed in seeds
-    ]
     before = out / "results.json"
     earlier = json.loads(before.read_text())["seconds"] if before.exists() else 0.0  # what is not run again
     started = time.perf_counter()
     journal = Journal(out / "runs.jsonl", getattr(experiment, "CURVES", ()))
-    with Bar(progress, len(wanted), name) as tick:
-        entries = iter(finish(wanted, journal, tick=tick))
     rows: list[Row] = []
-    for cell in cells:
-        tried = [
-            {**cell.at, "chosen": point, **_seen(experiment, [next(entries) for _ in seeds])}
-            for point in grid_points(cell.tune)
-        ]
-        best = max(
-            tried, key=lambda row: row["metrics"].get(experiment.SELECT, {"mean": float("-inf")})["mean"]
+    earlier_rows: list[list[Row]] = []
+    steps = getattr(experiment, "STEPS", [lambda rows, quick, **options: experiment.cells(quick, **options)])
+    for i, step in enumerate(steps):
+        title = name if len(steps) == 1 else f"{name}, step {i + 1} of {len(steps)}"
+        earlier_rows.append(rows)
+        rows = _tuned(
+            folder / "base.toml", experiment, step(rows, quick, **chosen), seeds, journal, progress, title
         )
-        if experiment.SELECT not in best["metrics"]:
-            raise FedsaddleError(f"{name} at {cell.at}: every tried point diverged: {dict(cell.tune)}")
-        rows.append(best)
     verdicts: list[Verdict] = experiment.judge(rows)
     results = {
         "experiment": name,
         "quick": quick,
-        "command": f"fedsaddle reproduce {name}" + (" --quick" if quick else ""),
+        "command": f"fedsaddle reproduce {name}"
+        + "".join(f" --{k} {v}" for k, v in chosen.items())
+        + (" --quick" if quick else ""),
+        "options": chosen,
         "seeds": list(seeds),
         "seconds": round(earlier + time.perf_counter() - started, 1),
         "rows": rows,
+        **({"tuned_before": earlier_rows[1:]} if len(steps) > 1 else {}),
         "verdicts": [v._asdict() for v in verdicts],
     }
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
@@ -125,6 +134,51 @@ def reproduce(name: str, quick: bool = False, out: Path | None = None, progress:
         return out  # without the report extra there is no figure
     figure.write_html(out / "figure.html", include_plotlyjs=True, config={"displayModeBar": False})
     return out
+
+
+def _variant(name: str, experiment: ModuleType, options: Mapping[str, str]) -> dict[str, str]:
+    """The value of every option of an experiment."""
+    known: Mapping[str, Sequence[str]] = getattr(experiment, "OPTIONS", {})
+    for key, value in options.items():
+        if key not in known:
+            takes = f"it takes --{', --'.join(known)}" if known else "it has no variants"
+            raise FedsaddleError(f"{name}: --{key} has no use here; {takes}")
+        if value not in known[key]:
+            raise FedsaddleError(f"{name}: --{key} must be one of {', '.join(known[key])}, got {value!r}")
+    return {key: options.get(key, values[0]) for key, values in known.items()}
+
+
+def _tuned(
+    base: Path,
+    experiment: ModuleType,
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    journal: Journal,
+    progress: bool | None,
+    title: str,
+) -> list[Row]:
+    """The best point of each cell on validation data, with its metrics over seeds."""
+    wanted = [
+        _changed(base, {**cell.set, **point, "train.seed": seed})
+        for cell in cells
+        for point in cell.points
+        for seed in seeds
+    ]
+    with Bar(progress, len(wanted), title) as tick:
+        entries = iter(finish(wanted, journal, tick=tick))
+    rows: list[Row] = []
+    for cell in cells:
+        tried = [
+            {**cell.at, "chosen": point, **_seen(experiment, [next(entries) for _ in seeds])}
+            for point in cell.points
+        ]
+        best = max(
+            tried, key=lambda row: row["metrics"].get(experiment.SELECT, {"mean": float("-inf")})["mean"]
+        )
+        if experiment.SELECT not in best["metrics"]:
+            raise FedsaddleError(f"{title} at {cell.at}: every tried point diverged: {cell.points}")
+        rows.append(best)
+    return rows
 
 
 def _load(folder: Path) -> ModuleType:
@@ -145,7 +199,10 @@ def _seen(experiment: ModuleType, runs: Sequence[Entry]) -> Row:
 
 
 def _changed(base: Path, change: Mapping[str, Any]) -> config.Config:
-    return config.load(base, [f"{k}={json.dumps(v)}" for k, v in change.items()])
+    tree = config.read(base)
+    for key, value in change.items():
+        config.put(tree, key.split("."), value, f"{key} = {value!r}")
+    return config.resolve(tree, base.stem)
 
 
 def _markdown(

@@ -1,0 +1,192 @@
+"""Test AUC of seven methods under cyclic participation, by heterogeneity (dir) and label noise (flip): Tables 1 to 4.
+
+The paper's grids are tuned in turn: (1) step size with the loss's scale or the prox factor at a first schedule of stages and
+(2) the schedule with those, both at dir 0.5 without noise; then (3) step size, scale and prox factor anew in every column.
+"""
+
+from statistics import fmean
+
+from fedsaddle.reproduce import Cell, Verdict
+
+TITLE = "AUC under cyclic participation: seven methods, 100 clients in 10 groups"
+ROWS, COLUMNS = "method", "setting"
+METRICS = {"auc": "Test AUC", "valid_auc": "Validation AUC (used for choosing)"}
+SELECT = "valid_auc"
+SEEDS = [0, 1, 2]
+OPTIONS = {"data": ("phishing", "ijcnn1", "census_income", "cifar10"), "model": ("linear", "cnn", "resnet18")}
+
+DIRS, FLIPS = (0.1, 0.5, 10.0), (0.0, 0.2)
+STEPS_GRID = [0.1, 0.01, 0.001]
+CYCLIC, RANDOM = "cyclic", "uniform"
+METHODS = {  # label -> algorithm, participation, what is tuned beside the step size
+    "CyCp-FedAvg": ("cycp_fedavg", CYCLIC, {}),
+    "A-FedAvg": ("amplified_fedavg", CYCLIC, {"algorithm.amplification": [1.25, 1.5, 2.0, 3.0]}),
+    "A-SCAFFOLD": ("amplified_scaffold", CYCLIC, {"algorithm.amplification": [1.25, 1.5, 2.0, 3.0]}),
+    "RS-Minimax": ("rs_minimax", RANDOM, {"algorithm.gamma": [0.1, 0.01, 0.001]}),
+    "RS-Pairwise": ("rs_pairwise", RANDOM, {"problem.scale": [1.0, 0.1, 0.01, 0.001]}),
+    "CyCp-Minimax": ("cycp_minimax", CYCLIC, {"algorithm.gamma": [0.1, 0.01, 0.001]}),
+    "CyCp-Pairwise": ("cycp_pairwise", CYCLIC, {"problem.scale": [1.0, 0.1, 0.01, 0.001]}),
+}
+ERM = ("CyCp-FedAvg", "A-FedAvg", "A-SCAFFOLD")
+TWINS = {"CyCp-Minimax": "RS-Minimax", "CyCp-Pairwise": "RS-Pairwise"}
+DECAYS = [0.1, 0.2, 0.5]
+# epochs of the first stage and growth; from 50 epochs the second stage outlasts the run at any growth
+SCHEDULES = [(1, 2.0), (1, 5.0), (1, 10.0), (10, 2.0), (10, 5.0), (10, 10.0), (50, 2.0)]
+FIRST = {"algorithm.stage_rounds": 100, "algorithm.stage_growth": 2.0, "algorithm.lr_decay": 0.5}
+
+
+def _setting(dir, flip):
+    return f"dir {dir:g}, flip {flip:g}"
+
+
+def _place(method, dir, flip, quick, data, model):
+    """The config of a column and a method, before anything is tuned."""
+    algorithm, participation, _ = METHODS[method]
+    out = {
+        "data.name": data, "partition.alpha": dir, "transform.1.share": flip, "model.name": model,
+        "algorithm.name": algorithm, "algorithm.local_steps": 16, "participation": _participation(participation),
+    }  # fmt: skip
+    if algorithm.startswith("amplified"):
+        out["algorithm.period"] = 10
+    if method in ERM:
+        out["problem.name"] = "erm"
+    elif "Pairwise" in method:
+        out |= {"problem.name": "pairwise_auc", "problem.loss": "sigmoid"}
+    if data == "cifar10":
+        out |= {"data.positive": 0}  # the paper does not name the class
+    elif data in ("phishing", "ijcnn1"):
+        out["data.scale"] = "standard"
+    if data == "phishing":
+        out["data.test"] = 0.25  # the set has no test part
+    if quick:
+        out |= {
+            "data.name": "synthetic_binary", "data.scale": "standard", "partition.clients": 20, "partition.min_size": 4,
+            "transform.0.share": 0.5, "train.rounds": 40, "train.eval_every": 40, "algorithm.local_steps": 4,
+            "train.batch_size": 8,
+        }  # fmt: skip
+        out["participation"] |= {"m": 2}
+        out.pop("data.positive", None)
+    return out
+
+
+def _participation(name):
+    return {"name": name, "m": 5} | ({"groups": 10} if name == CYCLIC else {})
+
+
+def _grid(method, quick):
+    if quick:
+        return {"algorithm.lr": STEPS_GRID[:2]}
+    return {"algorithm.lr": STEPS_GRID, **METHODS[method][2]}
+
+
+def _staged(quick):
+    return [m for m in METHODS if m not in ERM and not (quick and m.startswith("RS"))]
+
+
+def first_steps(rows, quick, **options):
+    return [
+        Cell({"method": m, "setting": "first schedule"}, {**_place(m, 0.5, 0.0, quick, **options), **FIRST}, _grid(m, quick))
+        for m in _staged(quick)
+    ]  # fmt: skip
+
+
+def schedules(rows, quick, **options):
+    points = [
+        {"algorithm.stage_rounds": 10 * epochs, "algorithm.stage_growth": growth, "algorithm.lr_decay": decay}
+        for epochs, growth in (SCHEDULES[:2] if quick else SCHEDULES)
+        for decay in (DECAYS[:1] if quick else DECAYS)
+    ]
+    return [
+        Cell({"method": r["method"], "setting": "schedule"},
+             {**_place(r["method"], 0.5, 0.0, quick, **options), **r["chosen"]}, points)
+        for r in rows
+    ]  # fmt: skip
+
+
+def columns(rows, quick, **options):
+    schedule = {r["method"]: r["chosen"] for r in rows}
+    if quick:  # where no schedule was tuned
+        schedule |= {m: FIRST for m in METHODS if m not in ERM and m not in schedule}
+    return [
+        Cell({"method": m, "setting": _setting(dir, flip), "dir": dir, "flip": flip},
+             {**_place(m, dir, flip, quick, **options), **schedule.get(m, {})}, _grid(m, quick))
+        for dir in (DIRS[::2] if quick else DIRS)
+        for flip in FLIPS
+        for m in METHODS
+    ]  # fmt: skip
+
+
+STEPS = [first_steps, schedules, columns]
+
+
+def judge(rows):
+    auc = {(r["method"], r["dir"], r["flip"]): r["metrics"]["auc"]["mean"] for r in rows}
+    at = sorted({key[1:] for key in auc})
+
+    def better(method, others):
+        gaps = {s: auc[method, *s] - max(auc[o, *s] for o in others) for s in at}
+        return sum(g > 0 for g in gaps.values()), ", ".join(
+            f"{_setting(*s)} {g:+.4f}" for s, g in gaps.items()
+        )
+
+    out = []
+    for method in TWINS:
+        won, gaps = better(method, ERM)
+        out.append(
+            Verdict(
+                f"C-2.1: {method} is above the best of the three ERM baselines in most columns",
+                won > len(at) / 2,
+                f"In {won} of {len(at)} columns: {gaps}.",
+            )
+        )
+    for method, twin in TWINS.items():
+        won, gaps = better(method, [twin])
+        out.append(
+            Verdict(
+                f"C-2.2: {method} is above {twin}, its twin under random sampling, in most columns",
+                won > len(at) / 2,
+                f"In {won} of {len(at)} columns: {gaps}.",
+            )
+        )
+
+    def lost(methods, worse, better):
+        pairs = [(s, t) for s in at for t in at if worse(s, t)]
+        return fmean(auc[m, *t] - auc[m, *s] for m in methods for s, t in pairs) if pairs else 0.0
+
+    mild, strong = max(d for d, _ in at), min(d for d, _ in at)
+    for what, worse in (
+        (
+            f"as dir falls from {mild:g} to {strong:g}",
+            lambda s, t: s[0] == strong and t[0] == mild and s[1] == t[1],
+        ),
+        ("as flip grows from 0 to 0.2", lambda s, t: s[1] > t[1] and s[0] == t[0]),
+    ):
+        erm, ours = lost(ERM, worse, None), lost(TWINS, worse, None)
+        out.append(
+            Verdict(
+                f"C-2.5: {what}, the ERM baselines lose more AUC than CyCp-Minimax and CyCp-Pairwise",
+                erm > ours,
+                f"Mean loss {erm:+.4f} against {ours:+.4f}.",
+            )
+        )
+    return out
+
+
+def figure(rows):
+    import plotly.graph_objects as go
+
+    colours = ["#999999", "#bbbbbb", "#666666", "#f0b48c", "#9ecae9", "#d55e00", "#0072b2"]
+    fig = go.Figure()
+    for method, colour in zip(METHODS, colours, strict=True):
+        mine = [r for r in rows if r["method"] == method]
+        fig.add_bar(
+            x=[r["setting"] for r in mine],
+            y=[r["metrics"]["auc"]["mean"] for r in mine],
+            error_y={"type": "data", "array": [r["metrics"]["auc"]["std"] for r in mine], "thickness": 1},
+            name=method,
+            marker={"color": colour},
+        )
+    low = min(r["metrics"]["auc"]["mean"] for r in rows)
+    fig.update_yaxes(title="test AUC", range=[max(0.0, low - 0.05), 1.0])
+    fig.update_layout(barmode="group", template="plotly_white", width=1150, height=520, title=TITLE)
+    return fig
