@@ -645,8 +645,8 @@ def fednest(
     corrected False: no phases 2j and 2T, the direction is field at the moving point alone. The remaining phases keep
     their numbers 2j+1 and 2T+1 (a caller who counts only phases that happen maps p to (p - 1) / 2).
 
-    project is applied to the whole (x, y_k), resp. (x_k, y), after every local step. The prox is applied once, after
-    FEDOUT; default prox_step: alpha.
+    project is applied to (x, y_k), resp. (x_k, y), after every local step, and only the moving part of its answer is
+    kept. The prox is applied once, after FEDOUT; default prox_step: alpha.
     log[r]: q (list of T), y (list of T server y), h (None when not corrected), local (list of T + 1 dicts {client:
     whole-z iterates}).
     """
@@ -684,7 +684,7 @@ def fednest(
                     direction = np.array(field(k, u, r, t, phase=2 * j + 1), dtype=float)
                     if corrected:
                         direction += mean - field(k, z, r, t, phase=2 * j + 1)
-                    u = project(u - size * moves * direction)
+                    u = np.where(moves == 1, project(u - size * moves * direction), z)
                     local[k].append(u.copy())
             ends = sum(us[-1] for us in local.values()) / len(clients)
             entry["local"].append(local)

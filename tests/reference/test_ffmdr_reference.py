@@ -35,7 +35,6 @@ WAYS = {
     "fednest": 0.05,
 }
 START = np.linspace(-1, 1, 5)
-SLOW = {"lr": 0.02, "lr_dual": 0.03, "local_steps": 3}
 
 
 def everyone(N):
@@ -465,7 +464,6 @@ def test_extragradient_inner_by_hand():
 
 def test_saga_inner_by_hand():
     clients = one_class(sizes=(3,))
-    X, y = clients[0]
     sample = auc_sample(clients, 0.5)
     batches = [[1, 0], [0, 2], [2, 1]]
     common = {"beta": 2.0, "lr": 0.1, "lr_dual": 0.2, "samples": lambda k: 3, "sample_field": sample}
@@ -510,7 +508,7 @@ def test_saga_inner_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("inner", "epochs", "rounds"), [("extragradient", 1, 6000), ("saga", 1, 3000), ("extragradient", 5, 3000)]
+    ("inner", "epochs", "rounds"), [("extragradient", 1, 3000), ("saga", 1, 1500), ("extragradient", 5, 1000)]
 )
 def test_few_inner_epochs_have_the_same_limit(inner, epochs, rounds):
     clients = one_class()
@@ -569,11 +567,20 @@ def test_stopping():
             )
             u = np.append(less[0]["w"][k], less[0]["y"][k])
             assert less[0]["residual"][k] ** 2 > 0.3 * 0.25 * np.sum((AUC_START - u) ** 2)
-    # The absolute tolerance, where the old point already solves the problem.
-    _, log = auc_ffmdr(clients, 400, epochs=200, stop="residual", eps=1e-3, tolerance=1e-9, **common)
-    assert set(log[-1]["stopped"].values()) == {"tolerance"}
-    assert set(log[-1]["epochs"].values()) == {1}
-    assert max(log[-1]["residual"].values()) <= 1e-9
+    # The absolute tolerance, where the old point already solves the problem (a minimiser is its own prox).
+    whole = [(np.vstack([X for X, _ in clients]), np.concatenate([y for _, y in clients]))]
+    v = ffmdr.minimise(*ffmdr.auc_shared(whole, 0.5))
+    start = np.append(v, ffmdr.auc_inner(*whole[0], 0.5, v, 2.0)[1])
+    options = {"start": start, "epochs": 9, "stop": "residual", "eps": 0.0, **common}
+    _, log = auc_ffmdr(whole, 2, tolerance=1e-9, **options)
+    assert [(e["stopped"], e["epochs"]) for e in log] == [({0: "tolerance"}, {0: 1})] * 2
+    np.testing.assert_allclose(log[-1]["z"], v, atol=1e-9)
+    _, log = auc_ffmdr(whole, 2, **options)
+    assert [(e["stopped"], e["epochs"]) for e in log] == [({0: None}, {0: 9})] * 2
+    # Short of that it is compared with the norm, not with its square.
+    _, log = auc_ffmdr(whole, 1, tolerance=1e-3, **{**options, "start": start + 0.01, "epochs": 500})
+    _, less = auc_ffmdr(whole, 1, **{**options, "start": start + 0.01, "epochs": log[0]["epochs"][0] - 1})
+    assert log[0]["residual"][0] <= 1e-3 < less[0]["residual"][0]
 
 
 # ---------------------------------------------------------------- Local SGDA and momentum
@@ -813,16 +820,16 @@ def test_fedsgda_m_special_cases():
 def test_fednest_finds_the_saddle_and_lfednest_does_not():
     quads = quadratics()
     saddle = problems.quadratic_saddle(quads)
-    one, log = run("fednest", quads, 800)
+    one, log = run("fednest", quads, 300)
     assert np.abs(one[-1] - saddle).max() < 1e-11
     assert np.abs(log[-1]["h"]).max() < 1e-10 and np.abs(log[-1]["q"][0]).max() < 1e-10
-    two, log = run("fednest", quads, 800, corrected=False, beta=1.0)
+    two, log = run("fednest", quads, 300, corrected=False, beta=1.0)
     assert np.abs(two[-1] - two[-2]).max() < 1e-12
     assert np.abs(two[-1] - saddle).max() > 1e-3
     assert log[0]["h"] is None and log[0]["q"] == [None, None]
     # One local step each: nothing to correct.
     single = {"I_x": lambda k: 1, "I_y": lambda k: 1}
-    three, _ = run("fednest", quads, 800, corrected=False, **single)
+    three, _ = run("fednest", quads, 300, corrected=False, **single)
     assert np.abs(three[-1] - saddle).max() < 1e-11
 
 
