@@ -107,6 +107,31 @@ def test_replicas_equal_single_runs(
     assert not torch.equal(runs[0].z, runs[1].z) and not torch.equal(runs[0].z, runs[2].z)
 
 
+@pytest.mark.parametrize("seeds", [(0, 0, 0, 0), (0, 7, 0, 7)], ids=["one seed", "two seeds"])
+def test_replicas_may_differ_in_the_real_numbers_of_a_loss(
+    federation: fs.Federation, seeds: tuple[int, ...]
+) -> None:
+    def start(scale: float, lr: float, seed: int) -> fs.Run:
+        torch.manual_seed(seed)
+        problem = fs.PairwiseAUC(nn.Linear(4, 1), scale=scale)
+        return fs.train(
+            problem,
+            RSPairwise(lr=lr, local_steps=3),
+            federation,
+            rounds=6,
+            batch_size=5,
+            dtype="float64",
+            seed=seed,
+        )
+
+    points = list(zip((1.0, 1.0, 0.1, 0.3), (0.05, 0.2, 0.05, 0.2), seeds, strict=True))
+    runs = [start(*point) for point in points]
+    run_together(runs)
+    for run, point in zip(runs, points, strict=True):
+        np.testing.assert_allclose(run.z, start(*point).z, rtol=0, atol=1e-12)
+        assert run.summary()["config"]["problem"]["scale"] == point[0]
+
+
 def test_replicas_on_the_quadratic_reach_the_saddle() -> None:
     clients = fs.quadratic_federation(clients=5, dim_x=4, dim_y=3)
     runs = [

@@ -20,6 +20,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.config import Config
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.federation import Federation
+from fedsaddle.problems import PROBLEMS
 from fedsaddle.replicas import run_all, stackable
 from fedsaddle.toml import to_toml
 from fedsaddle.train import Run, train
@@ -154,6 +155,8 @@ def _shape(config: Config) -> str:
     tree = {k: v for k, v in config.tree.items() if k != "name"}
     tree["train"] = {k: v for k, v in tree["train"].items() if k != "seed"}
     shaping = ALGORITHMS[tree["algorithm"]["name"]].shaping
+    real = PROBLEMS[tree["problem"]["name"]].real
+    tree["problem"] = {k: "real" if k in real else v for k, v in tree["problem"].items()}
     tree["algorithm"] = {
         k: "real" if isinstance(v, float) and k not in shaping else v for k, v in tree["algorithm"].items()
     }

@@ -40,6 +40,7 @@ class Problem(ABC):
 
     fields: ClassVar[tuple[str, ...]] = ("x", "y")  # the data that a sample consists of
     pairwise: ClassVar[bool] = False  # whether losses are of pairs of samples, drawn from two sides
+    real: ClassVar[tuple[str, ...]] = ()  # real numbers in which replicas may differ: tensors [R, 1, 1] then
 
     @property
     @abstractmethod

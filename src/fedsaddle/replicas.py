@@ -1,5 +1,7 @@
 """Replicas: runs that differ in seed, start or real-valued hyper-parameters only, computed together as one stacked run.
 
+Real-valued hyper-parameters are those of the algorithm, and of the problem those that it names (`Problem.real`).
+
 Every vector gets one more axis in front, [R, S, d], and a hyper-parameter that differs becomes a tensor [R, 1, 1], so the
 algorithms' lines stay as they are. Each replica's trajectory is that of its own single run (to rounding). What decides
 shapes or branches (local steps, batch size, stage lengths, output rules) must be equal; `stackable` says so.
@@ -9,19 +11,20 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from fedsaddle.algorithms.base import Algorithm
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.participation import Cyclic, Full, Participation, Uniform
 from fedsaddle.problem import tree_map
 from fedsaddle.train import Run
+
+T = TypeVar("T")
 
 
 def stackable(runs: Sequence[Run]) -> str | None:
@@ -62,7 +65,7 @@ def _fixed_size(participation: Participation) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two problems differ in nothing but where a model's parameters start."""
+    """Whether two problems differ in nothing but where a model's parameters start, and in real numbers that may differ."""
     if type(a) is not type(b):
         return False
     for f in fields(a):
@@ -70,6 +73,8 @@ def _same(a: Any, b: Any) -> bool:
         if f.name == "model":
             if x.shapes != y.shapes or not _same_modules(x.module, y.module):
                 return False
+        elif f.name in a.real:
+            pass
         elif x is not y and not (isinstance(x, (int, float, str, bool, type(None))) and x == y):
             return False
     return True
@@ -98,15 +103,14 @@ def _same_modules(a: nn.Module, b: nn.Module) -> bool:
     return len(x) == len(y) and all(torch.equal(u, v) for u, v in zip(x, y, strict=True))
 
 
-def stack_algorithms(algorithms: Sequence[Algorithm], like: Tensor) -> Algorithm:
-    """One algorithm whose differing hyper-parameters are tensors [R, 1, 1]."""
-    stacked = copy.copy(algorithms[0])
-    for f in fields(stacked):
-        values = [getattr(a, f.name) for a in algorithms]
+def stack(things: Sequence[T], names: Iterable[str], like: Tensor) -> T:
+    """One algorithm or problem, whose hyper-parameters of these names are tensors [R, 1, 1] where they differ."""
+    stacked = copy.copy(things[0])
+    for name in names:
+        values = [getattr(thing, name) for thing in things]
         if any(v != values[0] for v in values):
-            object.__setattr__(
-                stacked, f.name, torch.tensor(values, dtype=torch.float64).to(like).view(-1, 1, 1)
-            )
+            numbers = torch.tensor(values, dtype=torch.float64).to(like).view(-1, 1, 1)
+            object.__setattr__(stacked, name, numbers)
     return stacked
 
 
@@ -123,7 +127,12 @@ def run_together(runs: Sequence[Run]) -> None:
     )  # side by side, replicas of one seed share their minibatches
     started, first = time.perf_counter(), runs[0]
     problem = first.problem.prepare(first.clients)
-    constants = {f.name: getattr(problem, f.name) for f in fields(problem) if f.name != "model"}
+    constants = {
+        f.name: getattr(problem, f.name) for f in fields(problem) if f.name not in ("model", *problem.real)
+    }
+    z = torch.stack([run.problem.init() for run in runs]).to(first.machine.device, first.machine.dtype)
+    z = z.unsqueeze(1)  # [R, 1, d]
+    problem = stack([problem, *(run.problem for run in runs[1:])], problem.real, z)
     clients = first.machine.simulation(
         problem,
         first.federation,
@@ -131,10 +140,7 @@ def run_together(runs: Sequence[Run]) -> None:
         first.clients.batching,
         [run.seed for run in runs],
     )
-    z = torch.stack([run.problem.init().to(clients.device, clients.dtype) for run in runs]).unsqueeze(
-        1
-    )  # [R, 1, d]
-    algorithm = stack_algorithms([run.algorithm for run in runs], z)
+    algorithm = stack([run.algorithm for run in runs], [f.name for f in fields(first.algorithm)], z)
     state = algorithm.init(z, problem)
     clients.remember(algorithm.memory(z, problem))
     clients.traffic.setup = first.clients.traffic.setup

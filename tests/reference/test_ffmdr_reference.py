@@ -820,16 +820,16 @@ def test_fedsgda_m_special_cases():
 def test_fednest_finds_the_saddle_and_lfednest_does_not():
     quads = quadratics()
     saddle = problems.quadratic_saddle(quads)
-    one, log = run("fednest", quads, 300)
+    one, log = run("fednest", quads, 400)
     assert np.abs(one[-1] - saddle).max() < 1e-11
     assert np.abs(log[-1]["h"]).max() < 1e-10 and np.abs(log[-1]["q"][0]).max() < 1e-10
-    two, log = run("fednest", quads, 300, corrected=False, beta=1.0)
+    two, log = run("fednest", quads, 400, corrected=False, beta=1.0)
     assert np.abs(two[-1] - two[-2]).max() < 1e-12
     assert np.abs(two[-1] - saddle).max() > 1e-3
     assert log[0]["h"] is None and log[0]["q"] == [None, None]
     # One local step each: nothing to correct.
     single = {"I_x": lambda k: 1, "I_y": lambda k: 1}
-    three, _ = run("fednest", quads, 300, corrected=False, **single)
+    three, _ = run("fednest", quads, 400, corrected=False, **single)
     assert np.abs(three[-1] - saddle).max() < 1e-11
 
 

@@ -220,7 +220,7 @@ class CyCpPairwise(Stagewise):
         assert isinstance(problem, Pairwise) and problem.owners is not None
         h, pullback = problem.represent(z, batch)
         s_1, s_2 = h.chunk(2, dim=-2)
-        return Active(s_1, s_2, batch.w, problem.owners.shares, problem.psi, pullback)
+        return Active(s_1, s_2, batch.w, problem.owners.shares, problem.psi_at(z), pullback)
 
     def _passive(self, r: Tensor, active: Active) -> Tensor:
         """Passive scores [B k] as what each active sample meets: [B, 1, k], or [1, B, k] for all pairs."""

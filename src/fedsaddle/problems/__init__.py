@@ -1,5 +1,6 @@
 """What can be learned."""
 
+from fedsaddle.problem import Problem
 from fedsaddle.problems.auc import AUC
 from fedsaddle.problems.custom import Custom
 from fedsaddle.problems.erm import ERM
@@ -7,7 +8,7 @@ from fedsaddle.problems.nonconvex_pl import NonconvexPL, nonconvex_pl_federation
 from fedsaddle.problems.pairwise import Contrastive, PairwiseAUC, PartialAUC
 from fedsaddle.problems.quadratic import QuadraticSaddle, quadratic_federation
 
-PROBLEMS = {
+PROBLEMS: dict[str, type[Problem]] = {
     "auc": AUC,
     "erm": ERM,
     "pairwise_auc": PairwiseAUC,

@@ -44,7 +44,7 @@ class PairLoss(ABC):
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            if not 0 < value < float("inf"):
+            if not isinstance(value, Tensor) and not 0 < value < float("inf"):
                 raise FedsaddleError(f"{type(self).__name__}: {f.name} must be > 0, got {value}")
 
 
@@ -150,7 +150,7 @@ class QNormHinge(ScoreLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.q <= 1:
+        if isinstance(self.q, float | int) and self.q <= 1:
             raise FedsaddleError(f"QNormHinge: q must be > 1, got {self.q}")
 
     def of(self, t: Tensor) -> Tensor:

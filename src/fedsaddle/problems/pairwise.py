@@ -57,6 +57,15 @@ class Pairwise(ModelProblem):
     def psi(self) -> PairLoss:
         """The loss of a pair."""
 
+    def psi_at(self, z: Tensor) -> PairLoss:
+        """The loss of pairs [..., S, B, n, k] of the replicas whose iterates are z [..., S, d]."""
+        psi = self.psi
+        mine = {f.name: getattr(psi, f.name) for f in fields(psi)}
+        return replace(
+            psi,
+            **{k: v.view(*z.shape[:-2], 1, 1, 1, 1) for k, v in mine.items() if isinstance(v, Tensor)},
+        )
+
     @property
     def n_x(self) -> int:
         return self.flat.n
@@ -123,6 +132,8 @@ class PairwiseAUC(Pairwise):
         Sigmoid(scale=0.1)
     """
 
+    real: ClassVar[tuple[str, ...]] = ("margin", "scale", "tau", "q")
+
     loss: _LOSS = "sigmoid"
     margin: float = 1.0
     scale: float = 1.0
@@ -138,11 +149,7 @@ class PairwiseAUC(Pairwise):
             )
         used = [f.name for f in fields(SCORE_LOSSES[self.loss])]
         for f in fields(PairwiseAUC):
-            if (
-                f.name in ("margin", "scale", "tau", "q")
-                and f.name not in used
-                and getattr(self, f.name) != f.default
-            ):
+            if f.name in self.real and f.name not in used and getattr(self, f.name) != f.default:
                 raise FedsaddleError(
                     f"{type(self).__name__}: {f.name} has no use with loss {self.loss!r}, which takes "
                     f"{' and '.join(used)}; leave it out"
