@@ -36,6 +36,21 @@ def test_readme_examples_run(tmp_path, monkeypatch) -> None:
         exec(compile(block, "README.md", "exec"), {})
 
 
+def test_examples_in_docs_run(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S):
+            exec(compile(block, page.name, "exec"), {})
+
+
+def test_example_programs_run(capsys) -> None:
+    programs = sorted((ROOT / "examples").glob("*.py"))
+    assert programs
+    for program in programs:
+        exec(compile(program.read_text(), program.name, "exec"), {"__name__": "__main__"})
+    assert "trained 0.8" in capsys.readouterr().out
+
+
 def test_readme_is_short_and_names_every_algorithm() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 150

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,13 +29,25 @@ Record = dict[str, Any]
 Array = npt.NDArray[Any]
 Legend = list[tuple[str, str, str]]  # name, colour, and kind of line or marker
 
-MAIN = ("auc", "train_auc", "accuracy", "train_accuracy", "distance", "field_norm", "loss")
+MAIN = (
+    "auc",
+    "train_auc",
+    "accuracy",
+    "train_accuracy",
+    "precision",
+    "train_precision",
+    "distance",
+    "field_norm",
+    "loss",
+)
 RESIDUALS = ("distance", "grad_phi", "field_norm", "grad_norm")  # zero at a solution; on a log scale
 LABELS = {
     "auc": "Test AUC", "train_auc": "Training AUC", "valid_auc": "Validation AUC",
     "auc_clients": "AUC, mean over clients", "auc_worst20": "AUC, worst 20 % of clients",
     "auc_best20": "AUC, best 20 % of clients", "auc_std": "AUC, spread over clients",
     "single_class_clients": "Single-class clients",
+    "partial_auc": "Test partial AUC", "train_partial_auc": "Training partial AUC",
+    "precision": "Nearest items of the same class", "train_precision": "Nearest items of the same class, training",
     "accuracy": "Test accuracy", "train_accuracy": "Training accuracy", "valid_accuracy": "Validation accuracy",
     "accuracy_clients": "Accuracy, mean over clients", "accuracy_worst20": "Accuracy, worst 20 % of clients",
     "accuracy_best20": "Accuracy, best 20 % of clients", "accuracy_std": "Accuracy, spread over clients",
@@ -318,10 +331,13 @@ def calendar(run: Run) -> Figure | None:
         grid[r["clients"], j] = 1
     if grid.all():
         return None  # the header says that everyone takes part
+    names = run.client_names + [f"client {i}" for i in range(len(run.client_names), n)]
+    groups = _groups_of(run, n)
+    order = sorted(range(n), key=lambda i: groups[i][0]) if groups else list(range(n))
+    grid, names = grid[order], [names[i] if not groups else f"{groups[i][1]}: {names[i]}" for i in order]
     rows, columns = (np.array_split(range(k), min(k, m)) for k, m in zip(grid.shape, _CALENDAR, strict=True))
     binned = len(rows) < n or len(columns) < len(rounds)
     share = np.array([[grid[np.ix_(a, b)].mean() for b in columns] for a in rows])
-    names = run.client_names + [f"client {i}" for i in range(len(run.client_names), n)]
     who = [names[a[0]] + (f" to {names[a[-1]]}" if len(a) > 1 else "") for a in rows]
     data: list[Record] = [{
         "type": "heatmap", "z": share.round(3).tolist(), "x": [rounds[b[0]]["round"] for b in columns],
@@ -336,8 +352,23 @@ def calendar(run: Run) -> Figure | None:
         f"On average {grid.sum(0).mean():.1f} of {n} clients took part in a round; a client took part in "
         f"{int(times.min())} to {int(times.max())} of {len(rounds)} rounds."
     )
+    if groups:
+        sizes = Counter(name for _, name in sorted(groups))
+        note += f" {len(sizes)} groups in turn: {', '.join(f'{k} ({n})' for k, n in sizes.items())}."
     note += f" {failures:,} requests stayed without an answer." if failures else ""
     return Figure("Who took part", [Panel("", data, layout, _height(len(rows), most=516))], [], note)
+
+
+def _groups_of(run: Run, n: int) -> list[tuple[int, str]] | None:
+    """Turn and name of each client's group, where the user has named groups or listed their clients."""
+    given = run.settings.get("participation.groups")
+    if not isinstance(given, list | tuple) or not given:
+        return None
+    if isinstance(given[0], list | tuple):
+        at = {i: (g, f"group {g + 1}") for g, ids in enumerate(given) for i in ids}
+        return [at[i] for i in range(n)] if len(at) == n else None
+    turn = {label: g for g, label in enumerate(sorted(set(given)))}
+    return [(turn[label], str(label)) for label in given] if len(given) == n else None
 
 
 def partition(groups: list[Group]) -> Figure | None:

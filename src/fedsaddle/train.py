@@ -510,7 +510,15 @@ class _Progress:
     def update(self, record: Record) -> None:
         if self.bar is None:
             return
-        for name in ("auc", "train_auc", "accuracy", "distance", "field_norm"):
+        for name in (
+            "auc",
+            "train_auc",
+            "accuracy",
+            "precision",
+            "train_precision",
+            "distance",
+            "field_norm",
+        ):
             if record.get(name) is not None:
                 self.note = f"{name} {record[name]:.4g}"
                 break
