@@ -254,9 +254,15 @@ def test_reproduce(fedsaddle: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
     here.mkdir()
     (here / "table.md").write_text("a table")
     monkeypatch.setattr(cli, "experiments", lambda: {"paper/figure": "What it shows"})
-    monkeypatch.setattr(cli, "run_experiment", lambda *given: called.append(given) or here)
+    monkeypatch.setattr(
+        cli, "run_experiment", lambda *given, options: called.append((*given, options)) or here
+    )
     assert fedsaddle("reproduce", "paper/figure", "--quick").out == f"a table\n{here}: table.md\n"
-    assert called == [("paper/figure", True, None)]
+    fedsaddle("reproduce", "paper/figure", "--data", "cifar10", "--model", "cnn")
+    assert called == [
+        ("paper/figure", True, None, {}),
+        ("paper/figure", False, None, {"data": "cifar10", "model": "cnn"}),
+    ]
     done = fedsaddle("reproduce", "paper/figur")
     assert (done.code, done.err) == (
         2,

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 import fedsaddle as fs
-from fedsaddle.convolution import matrix_convolutions, patches_times_kernels
+from fedsaddle.convolution import group_norm, matrix_convolutions, patches_times_kernels
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.models import CNN, ResNet18
+from fedsaddle.models import CNN, ResNet18, _Residual
+from fedsaddle.problem import Batch
 
 SIZES = [9, 20, 4, 13, 30]
 
@@ -183,7 +184,89 @@ def test_resnet18_with_matrix_convolutions() -> None:
     torch.testing.assert_close(y, module(x), rtol=0, atol=1e-10)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("affine", "offset"), [(True, 0.0), (False, 3.0)])
+def test_group_norm_from_sums(affine: bool, offset: float) -> None:
+    torch.manual_seed(0)
+    norm, x = nn.GroupNorm(4, 12, affine=affine), torch.randn(3, 12, 5, 6) + offset
+    for p in norm.parameters():
+        nn.init.normal_(p)
+    torch.testing.assert_close(group_norm(x, 4, norm.weight, norm.bias, norm.eps), norm(x), rtol=0, atol=1e-5)
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    ("clients", "channels", "out", "side", "kernel", "stride", "padding"),
+    [
+        (3, 64, 64, 8, 3, 1, 1),
+        (2, 32, 144, 9, 3, 2, 1),
+        (2, 16, 32, 8, 1, 2, 0),
+        (1, 48, 16, 7, (2, 3), 1, 0),
+        (2, 16, 16, 11, 5, 3, 2),
+        (2, 16, 80, 32, 3, 1, 1),
+    ],
+)
+def test_cuda_kernels_are_convolutions_with_a_weight_a_client(
+    clients, channels, out, side, kernel, stride, padding
+) -> None:
+    """In float32, to rounding: values and both derivatives; the same bits when computed again."""
+    kernels = pytest.importorskip("fedsaddle.kernels")
+    torch.manual_seed(0)
+    conv = nn.Conv2d(channels, out, kernel, stride, padding, bias=False)
+    x = torch.randn(clients, 3, channels, side, side + 1, device="cuda", requires_grad=True)
+    w = torch.randn(clients, *conv.weight.shape, device="cuda", requires_grad=True)
+    y = kernels.convolve(x.permute(0, 1, 3, 4, 2), w.permute(0, 1, 3, 4, 2), stride, padding).permute(
+        0, 1, 4, 2, 3
+    )
+    each = [
+        torch.nn.functional.conv2d(a, b, None, stride, padding)
+        for a, b in zip(x.double(), w.double(), strict=True)
+    ]
+    expected = torch.stack(each)
+    g = torch.randn_like(y)
+    found = y, *torch.autograd.grad(y, (x, w), g, retain_graph=True)
+    again = y, *torch.autograd.grad(y, (x, w), g)
+    for a, b, c in zip(
+        found, again, (expected, *torch.autograd.grad(expected, (x, w), g.double())), strict=True
+    ):
+        assert torch.equal(a, b)
+        assert (a - c).norm() <= 1e-5 * c.norm()
+
+
+@needs_gpu
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_cuda_bf16_gradients_of_a_residual_net(compiled: bool) -> None:
+    """One field of stacked clients: bf16 is as near to full precision as it is client by client."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.GroupNorm(8, 32),
+        nn.ReLU(),
+        _Residual(32, 64, stride=2, groups=8),
+        nn.Conv2d(64, 5, 3),  # 5 channels: patches are made
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(5, 1),
+    )
+    problem = fs.AUC(net, p=0.3).to(torch.device("cuda"), torch.float32)
+    z = problem.init().cuda() + 0.05 * torch.randn(3, problem.n_x + 1, device="cuda")
+    y = torch.randint(0, 2, (3, 6), device="cuda")
+    batch = Batch(
+        {"x": torch.randn(3, 6, 3, 12, 12, device="cuda"), "y": y}, torch.full((3, 6), 1 / 6, device="cuda")
+    )
+    rows = [Batch({k: v[i : i + 1] for k, v in batch.data.items()}, batch.w[i : i + 1]) for i in range(3)]
+    exact = problem.field(z, batch)
+    field = torch.compile(problem.field, dynamic=False) if compiled else problem.field
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+        stacked = field(z, batch)
+        one_by_one = torch.cat([problem.field(z[i : i + 1], row) for i, row in enumerate(rows)])
+    assert stacked.dtype == torch.float32
+    assert (stacked - exact).norm() <= max(0.01 * exact.norm(), 2 * (one_by_one - exact).norm())
+
+
+@needs_gpu
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -3,16 +3,28 @@
 Under vmap every client has its own kernels, and a convolution becomes a grouped one, for which libraries are slow. Written
 as patches times kernels (im2col) it becomes one batched matrix product. `matrix_convolutions` replaces `conv2d` while a
 module runs, so a user's nn.Conv2d gets this without being rewritten.
+
+In bfloat16 on an NVIDIA GPU (Ampere or newer) the product reads its patches where they lie (`kernels.py`). Patches are made
+where that does not apply: without Triton, in another precision, with unequal strides or paddings, when the output channels
+are no multiple of 16, and from 2^31 numbers a client on; a 1x1 convolution needs neither. Under the compiler `group_norm` in
+bfloat16 is written as sums over pixels and one element-wise map, which is fused with the layers around it; its result is
+bfloat16 too. The mean over all pixels is a plain mean: adaptive pooling of such images has no batching rule.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+if torch.version.cuda and find_spec("triton"):
+    from fedsaddle import kernels as in_place
+else:
+    in_place = None  # type: ignore[assignment]
 
 
 def patches_times_kernels(
@@ -24,7 +36,7 @@ def patches_times_kernels(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """conv2d as a matrix product, channels last: x [B, C, H, W] -> [B, O, H', W']; None where this form does not apply."""
+    """conv2d as a matrix product, channels last: x [B, C, H, W] -> [B, O, H', W']; None where that form does not apply."""
     if groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str) or x.ndim != 4:
         return None
     if torch.is_autocast_enabled(x.device.type):  # before patches are made, which are many times larger
@@ -32,6 +44,10 @@ def patches_times_kernels(
         x, weight = x.to(low), weight.to(low)
     (s_h, s_w), (p_h, p_w) = _pair(stride), _pair(padding)
     k_h, k_w = weight.shape[2:]
+    plain = (k_h, k_w, s_h, s_w) == (1, 1, 1, 1)  # a matrix product as it stands
+    if not plain and s_h == s_w and p_h == p_w and _readable(x, weight):
+        y = _without_patches(x, weight, s_h, p_h)
+        return y if bias is None else y + bias.to(y.dtype)[:, None, None]
     x = x.permute(0, 2, 3, 1)  # [B, H, W, C]
     if p_h or p_w:
         x = functional.pad(x, (0, 0, p_w, p_w, p_h, p_h))
@@ -57,16 +73,64 @@ def patches_times_kernels(
     return (y if bias is None else y + bias).permute(0, 3, 1, 2)
 
 
+def _readable(x: Tensor, weight: Tensor) -> bool:
+    """Whether the kernels apply to x [B, C, H, W] and weight [O, C, k_h, k_w]."""
+    fits = weight.shape[0] % 16 == 0 and x[:, 0].numel() * max(16, *weight.shape[:2]) < 1 << 31
+    return _low(x) and fits and in_place.available()
+
+
+def _low(x: Tensor) -> bool:
+    return in_place is not None and x.is_cuda and x.dtype == torch.bfloat16
+
+
+def _without_patches(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    x, weight = x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)  # channels last
+    if missing := -x.shape[-1] % 16:  # tensor cores take 16 channels at a time
+        x, weight = functional.pad(x, (0, missing)), functional.pad(weight, (0, missing))
+    y: Tensor = in_place.convolve(x.unsqueeze(0), weight.unsqueeze(0), stride, padding)
+    return y.squeeze(0).permute(0, 3, 1, 2)
+
+
+def group_norm(
+    x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """functional.group_norm of x [B, C, H, W], from sums over pixels; computed in float32, returned in x's dtype.
+
+    The variance is the mean square less the squared mean: in float32 this loses less than rounding x to bfloat16 did.
+    """
+    B, C, H, W = x.shape
+    v, n = x.float(), H * W * (C // groups)
+    sums = v.sum((2, 3)), (v * v).sum((2, 3))  # [B, C]
+    mean, square = (s.view(B, groups, -1).sum(-1) / n for s in sums)  # [B, groups]
+    scale = torch.rsqrt((square - mean * mean).clamp(min=0.0) + eps)
+    shift = -mean * scale
+    scale, shift = (s.unsqueeze(-1).expand(B, groups, C // groups).reshape(B, C) for s in (scale, shift))
+    if weight is not None:
+        scale, shift = scale * weight, shift * weight
+    if bias is not None:
+        shift = shift + bias
+    return (v * scale[:, :, None, None] + shift[:, :, None, None]).to(x.dtype)
+
+
 def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
 class matrix_convolutions(TorchFunctionMode):
-    """While active, conv2d is computed by `patches_times_kernels` where that applies."""
+    """While active, conv2d is computed by `patches_times_kernels` where that applies, and the layers beside it to suit."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (functional.conv2d, torch.conv2d):
             y = patches_times_kernels(*args, **(kwargs or {}))
             if y is not None:
                 return y
+        if (
+            func is functional.group_norm
+            and torch.compiler.is_compiling()
+            and _low(args[0])
+            and args[0].ndim == 4
+        ):
+            return group_norm(*args, **(kwargs or {}))
+        if func is functional.adaptive_avg_pool2d and args[1:] in ((1,), ((1, 1),)):
+            return args[0].mean((-2, -1), keepdim=True)
         return func(*args, **(kwargs or {}))

@@ -7,6 +7,7 @@ replayed with new tensors copied into the recorded places.
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,7 +98,7 @@ class Recording:
                 work(cohort.at(self.inputs), self.message)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with _uncollected(), torch.cuda.graph(self.graph):
             self.outputs = work(cohort.at(self.inputs), self.message)
 
     def replay(self, message: Any, cohort: Cohort) -> tuple[Any, Any]:
@@ -105,6 +106,18 @@ class Recording:
         self.graph.replay()
         out: tuple[Any, Any] = tree_map(torch.clone, self.outputs)
         return out
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: freeing an earlier recording or pinned memory would spoil the one that is being made."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _copy(place: Tensor, value: Tensor) -> Tensor:

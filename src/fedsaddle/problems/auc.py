@@ -18,7 +18,7 @@ b in place of the class means and drops the factor p(1-p).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
@@ -121,13 +121,19 @@ class AUC(ModelProblem):
 
     def field(self, z: Tensor, batch: Batch) -> Tensor:
         """As `Problem.field`; derivatives by h, a, b and alpha are written out, which halves the cost on small models."""
-        if torch.compiler.is_compiling():  # the compiler does that itself
+        # on a CPU the compiler does that itself; on a GPU it would write gradients by a, b and alpha as long as z
+        if torch.compiler.is_compiling() and not z.is_cuda:
             F = super().field(z, batch)
             if self.dual == "margin":
                 share = batch.w.sum(-1, keepdim=True)
                 F = torch.cat([F[..., :-1], self._margin_step(z) * share], dim=-1)
             return F
-        outputs, pullback = self.flat.with_pullback(z[..., : self.flat.n], batch.data["x"])
+        w, x = z[..., : self.flat.n], batch.data["x"]
+        if torch.compiler.is_compiling():  # which follows torch.func
+            outputs, vjp = torch.func.vjp(lambda w: self.flat(w, x), w)  # type: ignore[misc]
+            pullback: Callable[[Tensor], Tensor] = lambda g: vjp(g)[0]
+        else:
+            outputs, pullback = self.flat.with_pullback(w, x)
         h, p = self._one_score(outputs), self._p
         a_or_b, one_plus, ratio, sign = self._head(z, batch.data)
         ratio = 2 * ratio * batch.w
