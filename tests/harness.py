@@ -20,6 +20,7 @@ import torch
 from fedsaddle.algorithms import (
     CODA,
     CODASCA,
+    FFMDR,
     NPA,
     SCAFFOLD,
     Algorithm,
@@ -42,7 +43,7 @@ from fedsaddle.clients import Clients, NobodyAnswered
 from fedsaddle.cohort import Batching
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.federation import Federation
-from fedsaddle.participation import Cyclic, Draw, Full, Participation, Uniform
+from fedsaddle.participation import Cyclic, Draw, Full, Independent, Participation, Uniform
 from fedsaddle.problem import Problem
 from fedsaddle.problems import (
     AUC,
@@ -58,6 +59,7 @@ from fedsaddle.problems.pairwise import Pairwise
 from tests.reference import algorithms as ref
 from tests.reference import cycp as ref_cycp
 from tests.reference import fedsgda as ref_fedsgda
+from tests.reference import ffmdr as ref_ffmdr
 from tests.reference import pairwise as ref_pairwise
 from tests.reference import problems as refproblems
 from tests.reference import sampling as refsampling
@@ -234,6 +236,7 @@ TWINS: dict[str, Twin] = {
         refproblems.auc_margin_project,
         start=(1.5, -0.5, 0.2),
     ),
+    "auc_l1": Twin(lambda: AUC(_linear(), regulariser="l1(0.05)"), binary, FEATURES + 3, 1, _auc),
     "logistic": Twin(lambda: ERM(_linear(), loss="logistic"), binary, FEATURES + 1, 0, _logistic),
     "cross_entropy": Twin(
         lambda: ERM(_linear(3), loss="cross_entropy"), three_classes, 3 * FEATURES + 3, 0, _softmax
@@ -337,6 +340,12 @@ class Case(NamedTuple):
     batching: Batching = Batching(4)
     participation: Participation = Full()
     rounds: int = 30
+
+
+def ffmdr(**arguments: Any) -> list[np.ndarray]:
+    trajectory, _ = ref_ffmdr.ffmdr(**arguments)
+    dual = arguments["z0"][arguments["n_x"] :]  # the server has none
+    return [np.concatenate([z, dual]) for z in trajectory]
 
 
 def fedsgda(**arguments: Any) -> list[np.ndarray]:
@@ -521,6 +530,30 @@ CASES: dict[str, Case] = {
         REPLACE,
         Cyclic(3, m=1),
     ),
+    # FFMDR
+    "ffmdr": Case(
+        FFMDR(beta=2.0, lr=0.1, epochs=3, accuracy=0.9), "auc_l1", ffmdr, participation=Independent(0.6)
+    ),
+    "ffmdr-fixed": Case(
+        FFMDR(beta=0.7, lr=0.1, lr_dual=0.2, epochs=2, stop="fixed_epochs", relaxation=1.5),
+        "quadratic",
+        ffmdr,
+        Batching(2),
+        SOME,
+    ),
+    "ffmdr-saga": Case(
+        FFMDR(beta=1.5, solver="saga", lr=0.2, epochs=3, accuracy=0.5), "auc_l1", ffmdr, participation=SOME
+    ),
+    "ffmdr-extragradient": Case(
+        FFMDR(beta=0.5, solver="extragradient", lr=0.2, epochs=4, modulus=0.8, accuracy=0.3),
+        "quadratic",
+        ffmdr,
+        Batching(2),
+        Independent(0.5),
+    ),
+    "ffmdr-exact": Case(
+        FFMDR(beta=2.0, solver="exact", server_prox="printed"), "auc_l1", ffmdr, participation=SOME
+    ),
     # FedSGDA
     "fedsgda": Case(FedSGDA(lr=0.2, lr_dual=0.3, local_steps=3), "auc", fedsgda, participation=SOME),
     "fedsgda-storm-pl": Case(
@@ -613,6 +646,8 @@ def reference_arguments(case: Case) -> dict[str, Any]:
     N = len(clients)
     if case.reference is fedsgda:
         return fedsgda_arguments(case)
+    if case.reference is ffmdr:
+        return ffmdr_arguments(case)
     if case.reference.__module__ == ref_pairwise.__name__:
         return pairwise_arguments(case)
     who = participants(case.participation, N)
@@ -709,6 +744,64 @@ def fedsgda_arguments(case: Case) -> dict[str, Any]:
         period=alg.period if periodic else None,
         local_steps=alg.local_steps,
         project=project,
+    )
+
+
+def ffmdr_arguments(case: Case) -> dict[str, Any]:
+    twin, alg = TWINS[case.twin], case.algorithm
+    clients = clients_of(twin.data())
+    sizes = [len(next(iter(c.values()))) for c in clients]
+    d = twin.n_x + twin.n_y
+
+    def on(k: int, z: np.ndarray, rows: list[int], w: list[float]) -> np.ndarray:
+        return twin.field(z, {f: v[rows] for f, v in clients[k].items()}, w, clients)
+
+    def full(k: int, z: np.ndarray) -> np.ndarray:
+        return on(k, z, list(range(sizes[k])), [1 / sizes[k]] * sizes[k])
+
+    def draw(k: int, r: int, t: int) -> tuple[list, list]:
+        return minibatch(r, 0, t, k, sizes[k], case.batching)
+
+    def solve(k: int, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The field is affine: F(u) = H u + c."""
+        c = full(k, np.zeros(d))
+        H = np.stack([full(k, e) - c for e in np.eye(d)], axis=1)
+        on_x = np.diag([1 / alg.beta] * twin.n_x + [0.0] * twin.n_y)
+        right = np.concatenate([x / alg.beta, np.zeros(twin.n_y)]) - c
+        u = np.linalg.solve(H + on_x, right)
+        return u[: twin.n_x], u[twin.n_x :]
+
+    modulus = alg.modulus
+    if modulus is None and case.twin == "auc_l1":
+        p = refproblems.client_mean_p([c["y"] for c in clients])
+        modulus = min(1 / alg.beta, 2 * p * (1 - p))
+    exact = alg.solver == "exact"
+    return dict(
+        field=lambda k, z, r, t: on(k, z, *draw(k, r, t)),
+        who=participants(case.participation, len(clients)),
+        N=len(clients),
+        z0=twin.z0(),
+        n_x=twin.n_x,
+        rounds=case.rounds,
+        beta=alg.beta,
+        inner="sgda" if exact else alg.solver,
+        stop="exact" if exact else alg.stop,
+        epochs=alg.epochs,
+        steps_per_epoch=lambda k: -(-sizes[k] // case.batching.size),
+        lr=alg.lr,
+        lr_dual=alg.lr if alg.lr_dual is None else alg.lr_dual,
+        full_field=full,
+        sample_field=lambda k, j, z: on(k, z, [j], [1.0]),
+        samples=lambda k: sizes[k],
+        rows=lambda k, r, t: draw(k, r, t)[0],
+        solve=solve,
+        eps=alg.accuracy,
+        modulus=modulus,
+        tolerance=alg.tolerance,
+        relaxation=alg.relaxation,
+        prox=ref_ffmdr.l1_prox(0.05, FEATURES) if case.twin == "auc_l1" else ref_ffmdr.no_prox,
+        server_prox=alg.server_prox,
+        project=twin.project,
     )
 
 
@@ -877,6 +970,17 @@ class Fixed(Participation):
     def draw(self, n: int, seed: int, round: int, draw: int = 0) -> Draw:
         out = super().draw(n, seed, round, draw)
         return out._replace(answered=~np.isin(out.ids, self.silent))
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost(Cyclic):
+    """Groups in turn; in some rounds nobody answers."""
+
+    lost: tuple[int, ...] = ()
+
+    def draw(self, n: int, seed: int, round: int, draw: int = 0) -> Draw:
+        out = super().draw(n, seed, round, draw)
+        return out._replace(answered=out.answered & (round not in self.lost))
 
 
 def distance_to_saddle(algorithm: Algorithm, rounds: int = 60) -> float:

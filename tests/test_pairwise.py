@@ -15,9 +15,10 @@ import fedsaddle as fs
 from fedsaddle import metrics
 from fedsaddle.algorithms import CyCpPairwise, FeDXL2, RSPairwise, pairwise
 from fedsaddle.cohort import Batching
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.participation import Cyclic, Uniform
 from fedsaddle.problems import AUC, Contrastive, PairwiseAUC, PartialAUC, pairs
+from fedsaddle.replicas import run_together
 from tests import harness
 from tests.harness import FEATURES, best_pairwise, binary, connect, drive, federation
 
@@ -165,7 +166,7 @@ def test_passive_scores_are_those_of_the_epoch_before() -> None:  # T25
         assert set(made[side]) == set(range(5)) and set(used[side]) == set(range(1, 5))
         for epoch, scores in used[side].items():
             assert scores <= made[side][epoch - 1]
-            assert not scores & (made[side][epoch] - made[side][epoch - 1])  # none newer
+            assert made[side][epoch] - made[side][epoch - 1]  # which tells them apart
 
 
 # ------------------------------------------------------------------------------------------------------ truth
@@ -215,6 +216,104 @@ def test_owners_weigh_as_the_objective_says() -> None:
     run = drive(RSPairwise(lr=0.1, local_steps=1), problem, fed, 2, batching=Batching(1), start=start)
     # F = ((1 - w1 + 3 w3)^2 + (1 - 2 w2 + 3 w3)^2) / 2
     np.testing.assert_allclose(run.z[1], -0.1 * np.array([-1.0, -2.0, 6.0]), rtol=0, atol=1e-14)
+
+
+# ------------------------------------------------------------------------------------------------- messy data
+
+
+def lacking(y_last: int) -> fs.Federation:
+    """The last client is small and has one class; the first is large and sorted, so that its rows have large numbers."""
+    rng = np.random.default_rng(9)
+    y = np.repeat([1, 0], 20) if y_last else np.repeat([0, 1], 20)
+    return federation(
+        {"x": rng.normal(size=(40, FEATURES)) + y[:, None], "y": y},
+        {"x": rng.normal(size=(3, FEATURES)), "y": np.full(3, y_last)},
+    )
+
+
+@pytest.mark.parametrize("chunk", [harness.STACKED, harness.SERIAL], ids=["stacked", "serial"])
+@pytest.mark.parametrize("y_last", [0, 1])
+def test_a_small_last_client_without_a_class(y_last: int, chunk: int | None) -> None:
+    run = drive(
+        RSPairwise(lr=0.1, local_steps=2),
+        PairwiseAUC(nn.Linear(FEATURES, 1)),
+        lacking(y_last),
+        4,
+        chunk=chunk,
+    )
+    assert np.isfinite(run.z).all() and (run.z[-1] != run.z[0]).any()
+
+
+def test_a_lost_visit_does_not_shift_epochs() -> None:
+    """Pools are renewed when a new pass over the groups begins, whether or not every visit was answered."""
+    lost = harness.Lost(groups=3, lost=(4,))
+    run = drive(
+        CyCpPairwise(lr=0.1, local_steps=2),
+        PairwiseAUC(nn.Linear(FEATURES, 1)),
+        binary(),
+        9,
+        participation=lost,
+    )
+    assert [s.epoch for s in run.states] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert (run.z[4] == run.z[3]).all()
+    for r in (5, 8):
+        visits = 2 if r == 5 else 3
+        assert len(run.states[r].filling[1]) == visits * 2 * 2 * 4  # clients a visit, steps, batch
+
+
+def test_a_replica_that_diverges_leaves_the_others_alone() -> None:
+    def start(lr: float) -> fs.Run:
+        torch.manual_seed(0)
+        problem = PairwiseAUC(nn.Linear(FEATURES, 1), loss="square")
+        return fs.train(
+            problem,
+            RSPairwise(lr=lr, local_steps=3),
+            binary(),
+            rounds=60,
+            batch_size=4,
+            participation=Uniform(2),
+        )
+
+    runs = [start(lr) for lr in (3.0, 0.01)]
+    run_together(runs)
+    with pytest.raises(Diverged):
+        _ = runs[0].metrics
+    np.testing.assert_allclose(runs[1].z, start(0.01).z, rtol=0, atol=1e-5)
+
+
+def test_in_bf16_scores_and_classes_keep_their_precision() -> None:
+    rng = np.random.default_rng(2)
+    y = np.tile([256, 257], 20)
+    fed = federation(
+        *({"x": rng.normal(size=(20, FEATURES)).astype(np.float32), "y": y[:20]} for _ in range(2))
+    )
+    run = fs.train(Contrastive(nn.Linear(FEATURES, 2)), RSPairwise(lr=0.1, local_steps=2), fed, rounds=3, batch_size=4,
+                   precision="bf16").finish()  # fmt: skip
+    entries = run.state.pools[0].entries
+    assert entries.dtype == torch.float32 and set(entries[:, -1].tolist()) == {256.0, 257.0}
+
+
+def test_codes_do_not_tell_a_persons_score() -> None:
+    """The ends of a client's range would be two scores exactly."""
+    seen = drive(CyCpPairwise(lr=0.1, local_steps=2, bits=4), PairwiseAUC(nn.Linear(FEATURES, 1)), binary(), 1,
+                 start=harness.TWINS["pairs"].z0())  # fmt: skip
+    exact = drive(CyCpPairwise(lr=0.1, local_steps=2), PairwiseAUC(nn.Linear(FEATURES, 1)), binary(), 1,
+                  start=harness.TWINS["pairs"].z0())  # fmt: skip
+    for coded, plain in zip(seen.states[0].filling, exact.states[0].filling, strict=True):
+        coded, plain = (set(v[~v.isnan()].tolist()) for v in (coded, plain))
+        assert coded and not coded & plain
+
+
+def test_what_would_not_be_learned_is_said() -> None:
+    def train(algorithm: Any, **options: Any) -> None:
+        fs.train(PairwiseAUC(nn.Linear(FEATURES, 1)), algorithm, binary(), batch_size=4, **options).finish()
+
+    with pytest.warns(UserWarning, match="3 rounds leave the model as it is"):
+        train(CyCpPairwise(local_steps=1), rounds=3, participation=Cyclic(3))
+    with pytest.warns(UserWarning, match="RSPairwise: is meant for random sampling; under Cyclic"):
+        train(RSPairwise(local_steps=1), rounds=6, participation=Cyclic(3))
+    with pytest.warns(UserWarning, match="stage_rounds = 4 is no multiple of the 3 rounds of an epoch"):
+        train(CyCpPairwise(local_steps=1, stage_rounds=4), rounds=6, participation=Cyclic(3))
 
 
 # -------------------------------------------------------------------------------------------------- relations
@@ -304,6 +403,18 @@ def test_retrieval_counts_neighbours_of_ones_own_class() -> None:
     assert own["recall"] == 0.5  # nobody finds itself
 
 
+def test_items_that_are_left_out_are_no_hits() -> None:
+    """Where fewer than k items lie elsewhere, the rest are not the client's own."""
+    gallery, classes = torch.tensor([[0.0], [0.1], [1.0], [1.1]]), torch.tensor([0, 0, 1, 1])
+    owner = torch.tensor([0, 0, 1, 1])
+    found = metrics.retrieval(
+        torch.tensor([[0.0]]), torch.tensor([0]), gallery, classes, 4, owners=(torch.tensor([0]), owner)
+    )
+    assert found["precision_elsewhere"] == 0.0 and found["precision"] == 0.5
+    alone = metrics.retrieval(gallery[:3], torch.arange(3), gallery[:3], torch.arange(3), 3, same=True)
+    assert alone == {"recall": 0.0, "precision": 0.0}
+
+
 # --------------------------------------------------------------------------------------------------- refusals
 
 
@@ -325,12 +436,14 @@ MODEL = nn.Linear(FEATURES, 1)
         (lambda: PairwiseAUC(MODEL, loss="q_norm_hinge", q=1.0), "q must be > 1, got 1.0"),
         (lambda: PartialAUC(MODEL, temperature=-1.0), "temperature must be > 0, got -1.0"),
         (lambda: PartialAUC(MODEL, max_fpr=1.0), "max_fpr must be between 0 and 1, got 1.0"),
-        (lambda: Contrastive(MODEL, neighbours=0), "neighbours must be >= 1, got 0"),
+        (lambda: Contrastive(MODEL, neighbours=0), "neighbours must be a whole number >= 1, got 0"),
         (lambda: CyCpPairwise(pairing="some"), "pairing must be 'one_to_one' or 'all_pairs'"),
+        (lambda: CyCpPairwise(bits=True), "bits must be between 1 and 16, or None, got True"),
+        (lambda: FeDXL2(rate="0.5"), "rate must be a number, got '0.5'"),
         (lambda: CyCpPairwise(bits=40), "bits must be between 1 and 16, or None, got 40"),
         (lambda: CyCpPairwise(noise=-1.0), "noise must be >= 0, got -1.0"),
         (lambda: CyCpPairwise(output="random"), "output must be one of rounds, last"),
-        (lambda: FeDXL2(rate=0.0), "rate must be above 0 and at most 1, got 0.0"),
+        (lambda: FeDXL2(rate=0.0), "rate must be > 0, got 0.0"),
     ],
 )  # fmt: skip
 def test_refusals(make: Any, says: str) -> None:

@@ -124,12 +124,31 @@ def test_replicas_may_differ_in_the_real_numbers_of_a_loss(
             seed=seed,
         )
 
+    def partial(margin: float) -> fs.Run:
+        torch.manual_seed(0)
+        problem = fs.PartialAUC(nn.Linear(4, 1), margin=margin)
+        return fs.train(
+            problem, FeDXL2(lr=0.01, local_steps=3), federation, rounds=5, batch_size=5, dtype="float64"
+        )
+
+    runs = [partial(1.0), partial(0.5)]
+    run_together(runs)
+    for run, margin in zip(runs, (1.0, 0.5), strict=True):
+        np.testing.assert_allclose(run.z, partial(margin).z, rtol=0, atol=1e-12)
+
     points = list(zip((1.0, 1.0, 0.1, 0.3), (0.05, 0.2, 0.05, 0.2), seeds, strict=True))
     runs = [start(*point) for point in points]
     run_together(runs)
     for run, point in zip(runs, points, strict=True):
         np.testing.assert_allclose(run.z, start(*point).z, rtol=0, atol=1e-12)
         assert run.summary()["config"]["problem"]["scale"] == point[0]
+
+
+def test_a_value_that_decides_a_branch_is_not_stacked_with_others(federation: fs.Federation) -> None:
+    runs = [
+        fs.train(fs.PartialAUC(nn.Linear(4, 1)), FeDXL2(momentum=m), federation, rounds=2) for m in (1.0, 0.5)
+    ]
+    assert stackable(runs) == "algorithm.momentum is 1 in some, which decides a branch"
 
 
 def test_replicas_on_the_quadratic_reach_the_saddle() -> None:
@@ -221,7 +240,7 @@ def test_a_zero_that_decides_a_branch_is_not_stacked(federation: fs.Federation) 
         fs.train(fs.AUC(nn.Linear(4, 1)), fs.CODASCA(gamma=g, stage_rounds=2), federation, rounds=2)
         for g in (0.0, 0.1)
     ]
-    assert "gamma is zero in some" in (stackable(runs) or "")
+    assert "gamma is 0 in some" in (stackable(runs) or "")
 
 
 def test_a_proximal_step_on_the_dual_with_different_step_sizes() -> None:

@@ -230,7 +230,8 @@ def table_rows(better: dict[tuple[str, float, float], float]) -> list[dict[str, 
 @pytest.mark.parametrize(
     ("claim", "change"),
     [
-        ("C-2.1: CyCp-Minimax", {("A-FedAvg", d, f): 0.905 - f / 10 - (10 - d) / 1000 for d in (0.1, 0.5, 10.0) for f in (0, 0.2)}),
+        ("C-2.1: CyCp-Minimax",
+         {("A-FedAvg", d, f): 0.905 - f / 10 - (10 - d) / 1000 for d in (0.1, 0.5, 10.0) for f in (0, 0.2)}),
         ("C-2.2: CyCp-Minimax", {("RS-Minimax", d, 0.0): 0.95 for d in (0.1, 0.5, 10.0)} | {("RS-Minimax", 0.1, 0.2): 0.95}),
         ("C-2.5: as dir falls", {("CyCp-Pairwise", 0.1, f): 0.82 for f in (0, 0.2)}),
         ("C-2.5: as flip grows", {("CyCp-Pairwise", d, 0.2): 0.80 for d in (0.1, 0.5, 10.0)}),

@@ -46,6 +46,11 @@ CASES: dict[str, tuple[str, fs.Participation, dict[str, Any]]] = {
     "fedavg, drawn twice": ("fedavg", fs.Uniform(5, replacement=True), {}),
     "coda_plus, in chunks": ("coda_plus", fs.Full(), {"chunk": 2}),
     "cycp_pairwise, cyclic": ("cycp_pairwise", fs.Cyclic(3, m=1), {}),  # a message to each client
+    "cycp_pairwise, large batches": (
+        "cycp_pairwise",
+        fs.Full(),
+        {"batch_size": 32},
+    ),  # than any client of a process
     "fedxl2, failures": ("fedxl2", fs.Uniform(3, failure=0.5), {"chunk": 2}),
     "coda, all samples": ("coda", fs.Full(), {"batch_size": None}),
 }

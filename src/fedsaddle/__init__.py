@@ -6,6 +6,7 @@ from fedsaddle import data
 from fedsaddle.algorithms import (
     CODA,
     CODASCA,
+    FFMDR,
     NPA,
     SCAFFOLD,
     Algorithm,
@@ -50,7 +51,8 @@ except _metadata.PackageNotFoundError:  # run from a source tree that is not ins
 
 __all__ = [
     "AUC", "Algorithm", "AmplifiedFedAvg", "AmplifiedSCAFFOLD", "CODA", "CODAPlus", "CODASCA", "Contrastive",
-    "Custom", "CyCpFedAvg", "CyCpMinimax", "CyCpPairwise", "Cyclic", "ERM", "FeDXL2", "FedAvg", "FedProx", "FedSGDA",
+    "Custom", "CyCpFedAvg", "CyCpMinimax", "CyCpPairwise", "Cyclic", "ERM", "FFMDR", "FeDXL2", "FedAvg", "FedProx",
+    "FedSGDA",
     "Federation", "FedsaddleError", "Full", "Independent", "LocalSGDA", "Markov", "NPA", "NonconvexPL",
     "PairwiseAUC", "PartialAUC", "Participation", "Problem", "PublishedCODASCA", "QuadraticSaddle", "RSMinimax",
     "RSPairwise", "Run", "SCAFFOLD", "Trace", "Uniform", "data", "group_norm", "nonconvex_pl_federation",

@@ -189,7 +189,8 @@ class Clients(ABC):
         parts = list(self._exchange(work, message, who))
         ids = torch.as_tensor(np.concatenate([ids for ids, _, _ in parts], axis=-1))
         return Gathered(
-            ids, tree_map(lambda *rows: torch.cat(rows, dim=-2), *(replies for _, _, replies in parts))
+            ids,
+            tree_map(lambda *rows: torch.cat(rows, dim=-2), *(_opened(replies) for _, _, replies in parts)),
         )
 
     def sample(self, m: int | None = None, p: np.ndarray | None = None) -> Draw:
@@ -242,7 +243,9 @@ class Clients(ABC):
         self._pools = pools.stop
         keys = [sampling.key(sampling.POOL, seed, self.round, pool) for pool in pools for seed in seeds]
         positions = torch.arange(self.round_size(), device=n.device)
-        sizes = n.view(len(n), -1)[:, [self.seeds.index(seed) for seed in seeds]]  # [pools, seeds]
+        own = n.view(len(n), -1)  # [pools, R]; a replica that has diverged counts fewer
+        of = [[i for i, s in enumerate(self.seeds) if s == seed] for seed in seeds]
+        sizes = torch.stack([own[:, at].amax(-1) for at in of], dim=-1)  # [pools, seeds]
         sizes = sizes.unsqueeze(-1).expand(-1, -1, len(positions))
         key = sampling.keys(keys, n.device).view(len(n), len(seeds), 1, 1)
         places, _ = sampling.minibatches(
@@ -332,6 +335,7 @@ class Clients(ABC):
         if not setup:
             self._asked.append(who.ids)
         asked = who.ids.shape[-1]
+        _check_rows(work, message, asked)
         down = (_numbers(message) * asked + _numbers_of_each(message)) // replicas
         down = down + self._count_once(name, message, who.ids)
         up = answered = 0
@@ -433,6 +437,22 @@ def addressed(message: Any, at: np.ndarray) -> Any:
         return value
 
     return tree_map(rows, message, of=(Each,))
+
+
+def _opened(replies: Any) -> Any:
+    """Replies with every Each replaced by its rows."""
+    return tree_map(lambda each: each.value, replies, of=(Each,))
+
+
+def _check_rows(work: Work, message: Any, asked: int) -> None:
+    def check(each: Each) -> None:
+        rows = each.value.shape[-2]
+        if rows != asked:
+            raise FedsaddleError(
+                f"{work.__qualname__}: an Each in a message must have a row for each of the {asked} participants, got {rows}"
+            )
+
+    tree_map(check, message, of=(Each,))
 
 
 def _onces(message: Any) -> Iterator[Once]:

@@ -83,6 +83,7 @@ class Cohort:
         self.sides, self._alike = sides, alike
         self.compile = False  # whether `scan` compiles its step
         self._longest = longest if sizes.is_cuda else int(sizes.max())
+        self._normals = 0  # draws of normal numbers
         self._drawn = 0  # steps whose minibatches were drawn; a second scan goes on with fresh ones
         self._like = torch.empty(0, dtype=dtype, device=ids.device)
 
@@ -119,17 +120,31 @@ class Cohort:
 
     # ---- where a batch comes from ------------------------------------------------------------------------
 
-    def scan(self, step: Step, carry: Any, steps: int, inputs: Any = None) -> Any:
+    def scan(
+        self,
+        step: Step,
+        carry: Any,
+        steps: int,
+        inputs: Any = None,
+        *,
+        later: Tensor | None = None,
+        numbered: bool = False,
+    ) -> Any:
         """The local loop: `carry = step(carry, batch)` for `steps` fresh minibatches; tensors of carry [S or 1, k].
 
         With inputs, tensors [S, steps k], it is `carry, output = step(carry, batch, part)`, where step t gets the t-th
         part [S, k] of each, and the outputs [S, k'] of all steps are returned beside carry as [S, steps k'].
+
+        Args:
+            later: how many steps each client has done before [S, 1], where clients differ in that; the minibatches are then
+                those of its own steps, whoever is computed with it.
+            numbered: whether batches say which of a client's samples they hold (`Batch.places`).
         """
         carry = tree_map(lambda v: self.each(v).contiguous(), carry)  # one layout, so that steps compile once
         inputs = tree_map(lambda v: v.unflatten(-1, (steps, -1)), inputs)
         size, sampling = self._batching
         if size is None:
-            assert inputs is None and self.sides is None
+            assert inputs is None and self.sides is None and not numbered
             batch = next(self._pieces(self._longest))
             for _ in range(steps):
                 carry = step(carry, batch)
@@ -141,6 +156,10 @@ class Cohort:
                 draw = compiled(minibatches)
         ids, first, sizes, key = self._distinct()
         at_once = max(1, _INDICES_AT_ONCE // (ids.numel() * size * block)) * block
+        if later is not None:
+            assert self.sides is None
+            self._drawn, later = 0, later.squeeze(-1).long()
+            later = later if self._alike == 1 else later[:: self._alike]
         begin, end = self._drawn, self._drawn + steps
         outputs: list[Any] = []
         for start in range(begin, end, at_once):
@@ -149,7 +168,8 @@ class Cohort:
             if self.sides is not None:
                 rows, places, w = self._pairs(draw, todo, size, sampling)
             else:
-                rows, w = draw(key, todo, ids, sizes, size, sampling)
+                rows, w = draw(key, todo, ids, sizes, size, sampling, later=later)
+                places = rows if numbered else None
             rows, w = rows + first.unsqueeze(-1), w.to(self._like)
             for t in range(0, len(todo), block):
                 of, now = slice(t, t + block), slice(start - begin + t, start - begin + t + block)
@@ -176,8 +196,11 @@ class Cohort:
             keys, todo, ids.expand_as(sizes), sizes, size, sampling, fill=True
         )  # [T, 2, ..., S, B]
         at = (first.unsqueeze(-1) + places).clamp(max=len(rows) - 1)
+        own = torch.where(
+            sizes.unsqueeze(-1) > 0, rows[at], 0
+        )  # a client without the side has any row, which weighs 0
         return (
-            rows[at].movedim(1, -2).flatten(-2),
+            own.movedim(1, -2).flatten(-2),
             places.movedim(1, -2).flatten(-2),
             w.movedim(0, -2).flatten(-2),
         )
@@ -243,6 +266,31 @@ class Cohort:
         F: Tensor = self.apply(self.problem.field, z, batch)
         return F
 
+    def each_field(self, z: Tensor, batch: Batch) -> Tensor:
+        """Saddle field of each sample of a minibatch: z [S, d] -> [S, B, d]."""
+
+        def function(z: Tensor, batch: Batch) -> Tensor:
+            lead = batch.w.shape  # every sample as if it were a client of its own
+            alone = {k: v.reshape(-1, 1, *v.shape[len(lead) :]) for k, v in batch.data.items()}
+            points = z.unsqueeze(-2).expand(*lead, z.shape[-1]).reshape(-1, z.shape[-1])
+            F = self.problem.field(points, Batch(alone, torch.ones_like(batch.w).reshape(-1, 1)))
+            return F.view(*lead, -1)
+
+        F: Tensor = self.apply(function, z, batch)
+        return F
+
+    def affine_field(self, d: int) -> tuple[Tensor, Tensor]:
+        """H [S, d, d] and c [S, d] of a full local field that is affine: F(z) = H z + c."""
+        c = self.full_field(self.each(self._like.new_zeros(1, d)))
+        unit = torch.eye(d, dtype=c.dtype, device=c.device)
+        columns = [self.full_field(self.each(unit[j : j + 1])) - c for j in range(d)]
+        return torch.stack(columns, dim=-1), c
+
+    def epoch(self) -> tuple[Tensor, int]:
+        """Steps that go once over a client's samples [S, 1], and the largest of them."""
+        B = self.batch_size
+        return (-(-self.sizes // B)).unsqueeze(-1), -(-self._longest // B)
+
     def full_field(self, z: Tensor) -> Tensor:
         """Saddle field over all local samples: [S, d]."""
         return sum((self.field(z, batch) for batch in self.everything()), torch.zeros_like(z))
@@ -262,8 +310,9 @@ class Cohort:
         return torch.stack([self.apply(part, z, batch) for batch in self.everything()]).sum(0)
 
     def normal(self, k: int) -> Tensor:
-        """Standard normal numbers, a function of (seed, round, phase, client): [S, k]."""
-        return normal(self._key, self.ids, k).to(self._like)
+        """Standard normal numbers, a function of (seed, round, phase, client, draws before): [S, k]."""
+        self._normals += 1
+        return normal(self._key, self.ids, k, self._normals - 1).to(self._like)
 
     def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
         """The problem's proximal step and projection, after a gradient step of size lr."""

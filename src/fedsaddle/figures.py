@@ -362,7 +362,7 @@ def calendar(run: Run) -> Figure | None:
 def _groups_of(run: Run, n: int) -> list[tuple[int, str]] | None:
     """Turn and name of each client's group, where the user has named groups or listed their clients."""
     given = run.settings.get("participation.groups")
-    if not isinstance(given, list | tuple) or not given:
+    if not isinstance(given, list | tuple) or not given or run.settings.get("participation.shuffle"):
         return None
     if isinstance(given[0], list | tuple):
         at = {i: (g, f"group {g + 1}") for g, ids in enumerate(given) for i in ids}

@@ -47,6 +47,10 @@ class FlatModel:
         self.sizes = tuple(p.numel() for p in parameters.values())
         self.n = sum(self.sizes)
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()])
+        is_weight = torch.tensor([len(s) > 1 for s in self.shapes]).repeat_interleave(
+            torch.tensor(self.sizes)
+        )
+        self._weights = is_weight.nonzero().squeeze(-1)
         self._layers = _plain_layers(self.module)
         self._on_images = any(isinstance(layer, _ON_IMAGES) for layer in self._layers or ())
         kinds = [type(layer) for layer in self._layers or ()]
@@ -57,6 +61,12 @@ class FlatModel:
     def shares(self) -> bool:
         """Whether samples that replicas share are read once for all of them."""
         return self._layers is not None and not self._on_images
+
+    def weights(self, device: torch.device) -> Tensor:
+        """Where in the vector the parameters with two axes or more lie: weights, not biases."""
+        if self._weights.device != device:
+            self._weights = self._weights.to(device)
+        return self._weights
 
     def _shared(self, w: Tensor, x: Tensor) -> bool:
         """Whether replicas [Q, P] have the same samples along P, as a view that need not be read P times."""

@@ -73,7 +73,8 @@ def retrieval(
         same: the queries are the gallery; an item then does not find itself.
 
     Returns:
-        recall (the nearest item is of the query's class) and precision (share of the k nearest that are).
+        recall (the nearest item is of the query's class) and precision (share of the k nearest that are), on average over
+        the queries for which there is an item.
     """
     hits: dict[str, list[Tensor]] = {}
     rows = max(1, _NUMBERS_AT_ONCE // max(1, len(gallery)))
@@ -86,10 +87,12 @@ def retrieval(
             views["_elsewhere"] = distance.masked_fill(owners[0][at].unsqueeze(-1) == owners[1], torch.inf)
         for name, d in views.items():
             near = d.topk(min(k, d.shape[-1]), largest=False).indices
-            hit = (gallery_classes[near] == classes[at].unsqueeze(-1)).double()
-            hits.setdefault(f"recall{name}", []).append(hit[:, 0])
-            hits.setdefault(f"precision{name}", []).append(hit.mean(-1))
-    return {name: torch.cat(parts).mean().item() for name, parts in hits.items()}
+            there = d.gather(-1, near).isfinite()  # fewer than k items may be left
+            hit = ((gallery_classes[near] == classes[at].unsqueeze(-1)) & there).double()
+            nothing = ~there[:, 0]
+            hits.setdefault(f"recall{name}", []).append(hit[:, 0].masked_fill(nothing, torch.nan))
+            hits.setdefault(f"precision{name}", []).append(hit.sum(-1) / there.sum(-1))
+    return {name: torch.cat(parts).nanmean().item() for name, parts in hits.items()}
 
 
 def aucs(scores: Tensor, positive: Tensor, owner: Tensor, n_clients: int) -> Tensor:

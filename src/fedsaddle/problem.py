@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from fedsaddle import projections
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.flat import FlatModel
 
@@ -86,6 +87,15 @@ class Problem(ABC):
         """Proximal step for g(x) and projection of (x, y), after a gradient step of size lr; identity by default."""
         return z
 
+    def penalty(self, z: Tensor) -> Tensor:
+        """The value of g(x) [..., 1]; 0 where its prox is a projection, or not known by name."""
+        return torch.zeros_like(z[..., :1])
+
+    @property
+    def concavity(self) -> float | None:
+        """mu of a dual that is strongly concave in every sample's loss; None where it is not known."""
+        return None
+
     def prepare(self, clients: Clients) -> Self:
         """The problem with every constant that must be agreed on before training; may cost a set-up phase."""
         return self
@@ -145,11 +155,21 @@ class Problem(ABC):
 
 @dataclass(frozen=True, eq=False)
 class ModelProblem(Problem):
-    """A problem whose first primal variables are the parameters of a module."""
+    """A problem whose first primal variables are the parameters of a module.
+
+    Args:
+        model: the module.
+        regulariser: g(x), of the model's weights alone (not of biases or other variables): "l1(0.001)", "l2(0.1)",
+            "elastic_net(0.001, 0.1)", "box(-1, 1)", "group_lasso(0.01, 4)"; None for none. Its proximal step follows every
+            local step of size lr, or the server's where a method says so.
+    """
 
     model: nn.Module | FlatModel
+    regulariser: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.regulariser is not None:
+            projections.regulariser(self.regulariser)  # refuses what is none
         if not isinstance(self.model, FlatModel):
             if not isinstance(self.model, nn.Module):
                 raise FedsaddleError(
@@ -181,6 +201,18 @@ class ModelProblem(Problem):
 
     def check_outputs(self, n: int, federation: Federation) -> None:
         """Refuse a model with a wrong number of outputs."""
+
+    def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
+        if self.regulariser is None:
+            return z
+        weights, g = self.flat.weights(z.device), projections.regulariser(self.regulariser)
+        return z.index_copy(-1, weights, g.prox(z.index_select(-1, weights), lr))
+
+    def penalty(self, z: Tensor) -> Tensor:
+        if self.regulariser is None:
+            return super().penalty(z)
+        g = projections.regulariser(self.regulariser)
+        return g.value(z.index_select(-1, self.flat.weights(z.device)))
 
     def outputs(self, z: Tensor, x: Tensor) -> Tensor:
         """The model's outputs [..., S, B, outputs] at the weights within z [..., S, d]."""

@@ -6,7 +6,8 @@ the constraint's size: `box(-1, 1)`, `ball(10)`, `l1(0.001)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from fedsaddle.errors import FedsaddleError
 
 Prox = Callable[[Tensor, "float | Tensor"], Tensor]
+T = TypeVar("T")
 
 
 def simplex() -> Prox:
@@ -62,6 +64,39 @@ def l2(weight: float = 1e-3) -> Prox:
     return lambda v, lr: v / (1 + lr * weight)
 
 
+def elastic_net(weight: float = 1e-3, ridge: float = 1e-3) -> Prox:
+    """Proximal step of weight * ||v||_1 + ridge/2 * ||v||^2."""
+    sparse, small = l1(weight), l2(ridge)
+
+    def shrink(v: Tensor, lr: float | Tensor) -> Tensor:
+        return small(sparse(v, lr), lr)
+
+    return shrink
+
+
+def group_lasso(weight: float = 1e-3, size: float = 1) -> Prox:
+    """Proximal step of weight * the sum of ||v_g|| over consecutive groups of `size` entries; the last may be smaller."""
+    if not weight >= 0 or size < 1 or size != int(size):
+        raise FedsaddleError(
+            f"group_lasso: weight must be >= 0 and size a whole number >= 1, got {weight} and {size}"
+        )
+
+    def shrink(v: Tensor, lr: float | Tensor) -> Tensor:
+        groups = _grouped(v, int(size))
+        norm = groups.norm(dim=-1, keepdim=True)
+        threshold = weight * (lr.unsqueeze(-1) if isinstance(lr, Tensor) else lr)
+        kept: Tensor = torch.where(norm > 0, groups * (1 - threshold / norm).clamp(min=0), 0.0)
+        return kept.flatten(-2)[..., : v.shape[-1]]
+
+    return shrink
+
+
+def _grouped(v: Tensor, size: int) -> Tensor:
+    padded: Tensor = torch.nn.functional.pad(v, (0, -v.shape[-1] % size))
+    groups: Tensor = padded.unflatten(-1, (-1, size))
+    return groups
+
+
 PROJECTIONS: dict[str, Callable[..., Prox]] = {
     "simplex": simplex,
     "box": box,
@@ -69,6 +104,19 @@ PROJECTIONS: dict[str, Callable[..., Prox]] = {
     "ball": ball,
     "l1": l1,
     "l2": l2,
+    "elastic_net": elastic_net,
+    "group_lasso": group_lasso,
+}
+VALUES: dict[str, Callable[..., Callable[[Tensor], Tensor]]] = {  # of regularisers g, [..., k] -> [..., 1]
+    "box": lambda low=-1.0, high=1.0: lambda v: 0.0 * v[..., :1],
+    "l1": lambda weight=1e-3: lambda v: weight * v.abs().sum(-1, keepdim=True),
+    "l2": lambda weight=1e-3: lambda v: weight / 2 * (v**2).sum(-1, keepdim=True),
+    "elastic_net": lambda weight=1e-3, ridge=1e-3: (
+        lambda v: weight * v.abs().sum(-1, keepdim=True) + ridge / 2 * (v**2).sum(-1, keepdim=True)
+    ),
+    "group_lasso": lambda weight=1e-3, size=1: (
+        lambda v: weight * _grouped(v, int(size)).norm(dim=-1).sum(-1, keepdim=True)
+    ),
 }
 
 
@@ -76,14 +124,29 @@ def named(spec: str | Prox) -> Prox:
     """A projection from its name, with arguments if wanted ("simplex", "ball(10)"), or the function itself."""
     if not isinstance(spec, str):
         return spec
+    return _called(spec, PROJECTIONS, "or pass a function f(v, lr)")
+
+
+class Regulariser(NamedTuple):
+    """g: its proximal step and its value."""
+
+    prox: Prox
+    value: Callable[[Tensor], Tensor]  # [..., k] -> [..., 1]
+
+
+def regulariser(spec: str) -> Regulariser:
+    """A regulariser from its name, such as "l1(0.001)", "elastic_net(0.001, 0.1)" or "group_lasso(0.01, 4)"."""
+    value: Callable[[Tensor], Tensor] = _called(spec, VALUES, "such as l1(0.001)")
+    return Regulariser(named(spec), value)
+
+
+def _called(spec: str, table: Mapping[str, Callable[..., T]], remedy: str) -> T:
     name, _, arguments = spec.strip().partition("(")
-    if name not in PROJECTIONS:
-        raise FedsaddleError(
-            f"prox: unknown name {name!r}; known are {', '.join(PROJECTIONS)}, or pass a function f(v, lr)"
-        )
+    if name not in table:
+        raise FedsaddleError(f"prox: unknown name {name!r}; known are {', '.join(table)}, {remedy}")
     try:
         numbers = [float(a) for a in arguments.rstrip(")").split(",") if a.strip()]
-        return PROJECTIONS[name](*numbers)
+        return table[name](*numbers)
     except (TypeError, ValueError) as error:
         if isinstance(error, FedsaddleError):
             raise

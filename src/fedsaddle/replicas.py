@@ -52,8 +52,9 @@ def stackable(runs: Sequence[Run]) -> str | None:
             real = isinstance(a, float) and isinstance(b, float) and f.name not in run.algorithm.shaping
             if a != b and not real:
                 return f"algorithm.{f.name} differs, which decides shapes or branches"
-            if real and (a == 0) != (b == 0):
-                return f"algorithm.{f.name} is zero in some, which decides a branch"
+            for special in (0.0, run.algorithm.branching.get(f.name, 0.0)):
+                if real and (a == special) != (b == special):
+                    return f"algorithm.{f.name} is {special:g} in some, which decides a branch"
     return None
 
 

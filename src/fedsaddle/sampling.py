@@ -81,16 +81,23 @@ def subkey(key: Tensor, k: int) -> Tensor:
     return _absorb(key, k)
 
 
-def normal(key: Tensor, ids: Tensor, k: int) -> Tensor:
-    """Standard normal numbers [..., S, k] (float64), a function of the key and of each client's number (Box-Muller)."""
-    h = _absorb(_absorb(key, _NORMAL), ids.unsqueeze(-1))
+def normal(key: Tensor, ids: Tensor, k: int, draw: int = 0) -> Tensor:
+    """Standard normal numbers [..., S, k] (float64), a function of key, draw and client (Box-Muller)."""
+    h = _absorb(_absorb(key, _NORMAL + draw), ids.unsqueeze(-1))
     h = _absorb(h, torch.arange(k, device=ids.device))
     u, v = ((_shift(part, 33).double() + 0.5) * 2.0**-31 for part in (h, _absorb(h, 0)))
     return (-2 * u.log()).sqrt() * (2 * math.pi * v).cos()
 
 
 def minibatches(
-    key: Tensor, steps: range, ids: Tensor, sizes: Tensor, batch_size: int, sampling: str, fill: bool = False
+    key: Tensor,
+    steps: range,
+    ids: Tensor,
+    sizes: Tensor,
+    batch_size: int,
+    sampling: str,
+    fill: bool = False,
+    later: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Row numbers within each client's own data, and their weights, for a range of local steps.
 
@@ -101,6 +108,7 @@ def minibatches(
         sizes: how many samples each of them has, likewise.
         batch_size: B; a client with fewer samples uses all of them when drawing without replacement.
         sampling: one of SAMPLINGS.
+        later: how many steps later each client is than `steps` says, likewise.
         fill: a client with fewer than B samples, but at least one, goes over them again until all B slots are full.
 
     Returns:
@@ -110,6 +118,8 @@ def minibatches(
     t = torch.arange(steps.start, steps.stop, device=device).view(-1, *[1] * (ids.ndim + 1))
     slot = torch.arange(batch_size, device=device)
     n = sizes.unsqueeze(-1)  # [..., S, 1]
+    if later is not None:
+        t = t + later.unsqueeze(-1)
     h = _absorb(_absorb(key, t), ids.unsqueeze(-1))  # [T, ..., S, 1]
     if sampling == "with_replacement":
         present = (n > 0).expand(*ids.shape, batch_size)

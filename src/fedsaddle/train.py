@@ -342,6 +342,9 @@ class Run:
                 k: v if math.isfinite(v) else None for k, v in found.evaluation.values.items()
             }  # None: undefined
             self.by_client = found.evaluation.by_client
+            record |= {
+                k: v.item() for k, v in _monitors(self.state).items()
+            }  # how the algorithm's own sequence converges
         record["seconds"] = time.perf_counter() - started
         self._records.append(record)
         if self.out is not None:
@@ -449,6 +452,12 @@ def describe(thing: Any) -> Record:
             value = getattr(value, "__name__", type(value).__name__)
         out[f.name] = value
     return out
+
+
+def _monitors(state: Any) -> dict[str, Tensor]:
+    """What an algorithm's State says of its convergence: a NamedTuple `monitors` of [1, 1], or None."""
+    monitors = getattr(state, "monitors", None)
+    return monitors._asdict() if monitors is not None else {}
 
 
 def _in_bytes(t: PhaseTraffic) -> Record:

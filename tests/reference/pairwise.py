@@ -266,13 +266,15 @@ class Entry(NamedTuple):
 
 
 def quantised(values, bits):
-    """Each entry of an array replaced by the nearest of 2**bits even levels from its least to its greatest entry.
+    """Each entry of an array replaced by the nearest of 2**bits even levels of a range around all of them.
 
-    Half a level goes to the even one. All entries equal: unchanged.
+    The range goes from the multiple of q at or below the least entry to the multiple of q above the greatest, where q
+    is an eighth of the least power of two not below their difference (of 1, if all are equal). Half a level goes to
+    the even one.
     """
     lo, hi = np.min(values), np.max(values)
-    if hi == lo:
-        return np.full(np.shape(values), lo)
+    q = 2.0 ** np.ceil(np.log2(hi - lo if hi > lo else 1.0)) / 8
+    lo, hi = np.floor(lo / q) * q, (np.floor(hi / q) + 1) * q
     levels = 2**bits - 1
     return lo + np.rint((values - lo) / (hi - lo) * levels) * (hi - lo) / levels
 

@@ -522,24 +522,30 @@ def test_contrastive_run():
         own = [e for e in pool if e.client == k]
         raw = np.array([np.add(embedding(w, clients[k][0][e.place])[:2], [0.5, -0.5]) for e in own])
         levels = np.unique(np.round([e.rep[:2] for e in own], 12))
-        np.testing.assert_allclose(levels, [raw.min(), raw.max()], atol=1e-11)
+        span = raw.max() - raw.min()
+        assert len(levels) == 2  # the ends of the widened range
+        assert raw.min() - span / 4 < levels[0] <= raw.min() and raw.max() < levels[1] <= raw.max() + span / 4
 
 
 # ---------------------------------------------------------------- noise and quantisation
 
 
 def test_quantised():
-    values = np.array([0.0, 0.4, 0.5, 1.5, 2.5, 3.0])
+    values = np.array([0.0, 0.4, 0.5, 1.5, 2.5, 2.9])  # q = 0.5: from 0 to 3
     np.testing.assert_array_equal(pairwise.quantised(values, 2), [0, 0, 0, 2, 2, 3])  # half to even
     np.testing.assert_array_equal(pairwise.quantised(values, 1), [0, 0, 0, 0, 3, 3])  # 1.5 is half way
-    np.testing.assert_array_equal(pairwise.quantised(np.full((2, 3), 0.1), 3), np.full((2, 3), 0.1))
+    assert np.abs(pairwise.quantised(np.full((2, 3), 0.1), 3) - 0.1).max() <= 0.125 / 7 / 2 + 1e-12
+    assert not np.isin(
+        pairwise.quantised(np.array([0.13, 0.57, 0.91]), 8), [0.13, 0.91]
+    ).any()  # no end is told
     many = np.random.default_rng(0).normal(size=(50, 2))
     for bits in (1, 4, 8):
         coarse = pairwise.quantised(many, bits)
         assert len(np.unique(coarse)) <= 2**bits
         step = (many.max() - many.min()) / (2**bits - 1)
-        assert np.abs(coarse - many).max() <= step / 2 * (1 + 1e-12)
-        np.testing.assert_allclose(pairwise.quantised(coarse, bits), coarse, atol=1e-14)
+        assert np.abs(coarse - many).max() <= 1.5 * step / 2 * (
+            1 + 1e-12
+        )  # the range is at most half as large again
 
 
 def test_noise_and_bits_touch_only_what_is_sent():

@@ -7,6 +7,7 @@ from fedsaddle.algorithms.codasca_published import PublishedCODASCA
 from fedsaddle.algorithms.cycp import AmplifiedFedAvg, AmplifiedSCAFFOLD, CyCpFedAvg, CyCpMinimax, RSMinimax
 from fedsaddle.algorithms.fedavg import SCAFFOLD, FedAvg, FedProx, LocalSGDA
 from fedsaddle.algorithms.fedsgda import FedSGDA
+from fedsaddle.algorithms.ffmdr import FFMDR
 from fedsaddle.algorithms.pairwise import CyCpPairwise, FeDXL2, RSPairwise
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -28,6 +29,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "cycp_pairwise": CyCpPairwise,
     "rs_pairwise": RSPairwise,
     "fedxl2": FeDXL2,
+    "ffmdr": FFMDR,
 }
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "ALGORITHMS",
     "CODA",
     "CODASCA",
+    "FFMDR",
     "NPA",
     "SCAFFOLD",
     "Algorithm",

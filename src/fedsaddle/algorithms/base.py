@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -39,6 +40,9 @@ class Algorithm(ABC):
 
     cites: ClassVar[Citation]
     shaping: ClassVar[tuple[str, ...]] = ()  # real numbers that decide how many steps and rounds there are
+    branching: ClassVar[
+        Mapping[str, float]
+    ] = {}  # values at which a real number decides a branch, as 0 always may
 
     @abstractmethod
     def init(self, z: Tensor, problem: Problem) -> Any:

@@ -27,6 +27,7 @@ positive whose u is not known yet has the g of the active negatives that it meet
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -85,7 +86,7 @@ class State(NamedTuple):
     m: Tensor | None  # FeDXL2: moving average of gradients [1, d]
     pools: tuple[Pool, Pool] | None  # of the previous epoch; none in the first
     filling: tuple[Tensor, Tensor] | None  # scores of this epoch so far, [P, k] each
-    visits: int  # of this epoch
+    epoch: int  # which one that is
     progress: Progress
 
 
@@ -134,7 +135,7 @@ class CyCpPairwise(Stagewise):
             raise FedsaddleError(
                 f"{type(self).__name__}: pairing must be 'one_to_one' or 'all_pairs', got {self.pairing!r}"
             )
-        if self.bits is not None and not (isinstance(self.bits, int) and 1 <= self.bits <= 16):
+        if self.bits is not None and (isinstance(self.bits, bool) or self.bits not in range(1, 17)):
             raise FedsaddleError(
                 f"{type(self).__name__}: bits must be between 1 and 16, or None, got {self.bits}"
             )
@@ -154,27 +155,44 @@ class CyCpPairwise(Stagewise):
         return State(z, None, None, None, 0, Progress.start(z))
 
     def round(self, s: State, clients: Clients) -> State:
-        B, stage = clients.batching.size, s.progress.stage
-        if B is None:
+        epoch, stage = clients.round // clients.participation.period, s.progress.stage
+        pools, filling = s.pools, s.filling
+        if clients.round == 0:
+            self._advise(clients)
+        if epoch != s.epoch and filling is not None:  # line 4: what was filled is drawn from
+            before = pools or (None, None)
+            pools, filling = (Pool.of(filling[0], before[0]), Pool.of(filling[1], before[1])), None
+        count = self.steps_at(stage) * self._batch_size(clients)
+        if pools is None:  # line 2
+            up, _ = clients.mean(self.first_scores, Down(s.z, None, None, None, stage))
+            return State(s.z, s.m, None, self._filled(filling, up, count), epoch, s.progress)
+        sizes = torch.stack([pool.n.clamp(min=1)[..., 0, 0] for pool in pools])
+        r_1, r_2 = (pool.at(p) for pool, p in zip(pools, clients.places(sizes, count), strict=True))  # line 9
+        up, _ = clients.mean(self.active_passive_steps, Down(s.z, s.m, r_1, r_2, stage))  # lines 7, 10, 11
+        z, progress, _ = self.advance(s.progress, up.z, clients)  # lines 13, 16
+        return State(z, up.m, pools, self._filled(filling, up, count), epoch, progress)  # line 12
+
+    def _batch_size(self, clients: Clients) -> int:
+        if clients.batching.size is None:
             raise FedsaddleError(
                 f"{type(self).__name__}: needs a batch size, batch_size=None takes all samples"
             )
-        count = self.steps_at(stage) * B
-        z, m, progress = s.z, s.m, s.progress
-        if s.pools is None:
-            up, _ = clients.mean(self.first_scores, Down(s.z, None, None, None, stage))
-        else:
-            sizes = torch.stack([pool.n.clamp(min=1)[..., 0, 0] for pool in s.pools])
-            r_1, r_2 = (pool.at(p) for pool, p in zip(s.pools, clients.places(sizes, count), strict=True))
-            up, _ = clients.mean(self.active_passive_steps, Down(s.z, s.m, r_1, r_2, stage))
-            m = up.m
-            z, progress, _ = self.advance(s.progress, up.z, clients)
-        filling = self._filled(s.filling, up, count)
-        if s.visits + 1 < clients.participation.period:
-            return State(z, m, s.pools, filling, s.visits + 1, progress)
-        before = s.pools or (None, None)
-        pools = (Pool.of(filling[0], before[0]), Pool.of(filling[1], before[1]))
-        return State(z, m, pools, None, 0, progress)
+        return clients.batching.size
+
+    def _advise(self, clients: Clients) -> None:
+        """Warn of settings under which nothing, or something else, is learned."""
+        me, period, stage = type(self).__name__, clients.participation.period, self.stage_rounds
+        if clients.rounds is not None and clients.rounds <= period:
+            warnings.warn(
+                f"{me}: the first {period} rounds (one pass over all groups) only collect scores, so {clients.rounds} "
+                "rounds leave the model as it is; train for more",
+                stacklevel=2,
+            )
+        if stage is not None and stage % period:
+            warnings.warn(
+                f"{me}: stage_rounds = {stage} is no multiple of the {period} rounds of an epoch; stages end within one",
+                stacklevel=2,
+            )
 
     @staticmethod
     def _filled(filling: tuple[Tensor, Tensor] | None, up: Up, count: int) -> tuple[Tensor, Tensor]:
@@ -236,11 +254,12 @@ class CyCpPairwise(Stagewise):
         m: Tensor | None = None,
     ) -> Up:
         """What a client sends: its scores noised and quantised where that is asked for."""
-        if isinstance(self.noise, float) and self.noise == 0 and self.bits is None:
+        noise: Any = self.noise
+        if not isinstance(noise, Tensor) and noise == 0 and self.bits is None:
             return Up(z, m, Each(scores[0]), Each(scores[1]), None)
         count, (extra_1, extra_2) = self.steps_at(stage) * cohort.batch_size, self.extras(cohort.problem)
         lengths = [h.shape[-1] for h in scores]
-        by_1, by_2 = (self.noise * cohort.normal(sum(lengths))).split(lengths, dim=-1)
+        by_1, by_2 = (noise * cohort.normal(sum(lengths))).split(lengths, dim=-1)
         h_1, range_1 = self._disguised(scores[0], by_1, count, extra_1)
         h_2, range_2 = self._disguised(scores[1], by_2, count, extra_2)
         return Up(z, m, h_1, h_2, None if self.bits is None else Each(torch.cat([range_1, range_2], dim=-1)))
@@ -251,16 +270,25 @@ class CyCpPairwise(Stagewise):
         return problem.extra, problem.extra
 
     def _disguised(self, h: Tensor, noise: Tensor, count: int, extra: int) -> tuple[Each, Tensor]:
-        """Scores [count k] with noise, as codes between their least and largest; the last `extra` of k stay as they are."""
+        """Scores [count k] with noise, as codes of their range; the last `extra` of k stay as they are.
+
+        The range is that of the client's scores, widened to multiples of a power of two, about an eighth of it: its ends
+        would be the exact scores of two persons.
+        """
         h, noise = h.unflatten(-1, (count, -1)), noise.unflatten(-1, (count, -1))
         k = h.shape[-1]
         own, rest = (h + noise)[..., : k - extra], h[..., k - extra :]
         if self.bits is None:
-            return Each(torch.cat([own, rest], dim=-1).flatten(-2)), own
+            return Each(torch.cat([own, rest], dim=-1).flatten(-2)), own[..., 0, :]
         low, high = own.amin((-2, -1), keepdim=True), own.amax((-2, -1), keepdim=True)
+        span = high - low
+        grid = torch.where(span > 0, span, 1.0).log2().ceil().exp2() / 8
+        low, high = (low / grid).floor() * grid, ((high / grid).floor() + 1) * grid
         step = (high - low) / (2**self.bits - 1)
-        codes = ((own - low) / torch.where(step > 0, step, 1.0)).round()
-        coded = torch.cat([low + codes * step, rest], dim=-1).flatten(-2)
+        codes = ((own - low) / step).round()
+        coded = low + codes * step
+        coded = torch.where(coded.isnan() & ~own.isnan(), math.inf, coded)
+        coded = torch.cat([coded, rest], dim=-1).flatten(-2)
         return Each(coded, bits=(self.bits * (k - extra) + 32 * extra) / k), torch.cat(
             [low, high], -1
         ).squeeze(-2)
@@ -275,6 +303,15 @@ class RSPairwise(CyCpPairwise):
 
     cites = GUO_2023
 
+    def _advise(self, clients: Clients) -> None:
+        super()._advise(clients)
+        if clients.participation.period > 1:
+            warnings.warn(
+                f"{type(self).__name__}: is meant for random sampling; under {type(clients.participation).__name__} "
+                "participation its pools are renewed once in a pass over all groups, as CyCpPairwise's",
+                stacklevel=2,
+            )
+
 
 @dataclass(frozen=True)
 class FeDXL2(RSPairwise):
@@ -288,11 +325,14 @@ class FeDXL2(RSPairwise):
         momentum: beta, how much of the moving average of gradients is renewed in a step; 1 is plain steps.
     """
 
+    branching = {"momentum": 1.0}  # noqa: RUF012
+
     rate: float = 0.5
     momentum: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._require_positive("rate", "momentum")
         for name in ("rate", "momentum"):
             if not 0 < getattr(self, name) <= 1:
                 raise FedsaddleError(
@@ -352,7 +392,8 @@ class FeDXL2(RSPairwise):
 
         def step(carry: tuple[Any, ...], batch: Batch, passive: tuple[Tensor, Tensor]) -> tuple[Any, Any]:
             z, average, log_u = carry
-            rate = torch.as_tensor(self.rate, dtype=z.dtype, device=z.device).expand(*z.shape[:-2], 1, 1)
+            rate: Any = self.rate
+            rate = rate if isinstance(rate, Tensor) else z.new_full((1, 1), rate)
             G, log_u, h_1, h_2 = cohort.apply(halves, z, batch, log_u, rate, *passive)
             if self.averages:
                 G = average = (1 - self.momentum) * average + self.momentum * G
@@ -403,11 +444,13 @@ class Active(NamedTuple):
 
     def shared(self) -> tuple[Tensor, Tensor]:
         """The scores as they are sent, [B k] of each side; NaN where the client lacks it."""
-        h_1 = self.s_1 if self.beside is None else torch.cat([self.s_1, self.beside], dim=-1)
+        # NaN marks what is absent and nothing else: a run that has diverged must not look like one without the side
+        s_1, s_2 = (torch.where(s.isnan(), math.inf, s) for s in (self.s_1, self.s_2))
+        h_1 = s_1 if self.beside is None else torch.cat([s_1, self.beside], dim=-1)
         absent_1, absent_2 = (self.w == 0).unsqueeze(-1).chunk(2, dim=-2)
-        return h_1.masked_fill(absent_1, math.nan).flatten(-2), self.s_2.masked_fill(
-            absent_2, math.nan
-        ).flatten(-2)
+        return h_1.masked_fill(absent_1, math.nan).flatten(-2), s_2.masked_fill(absent_2, math.nan).flatten(
+            -2
+        )
 
 
 def _known(g: Tensor, passive: Tensor) -> Tensor:

@@ -56,7 +56,9 @@ class Simulation(Clients):
         super().__init__(federation.sizes, participation, seeds)
         self.device, self.dtype = torch.device(device), dtype
         self._longest = int(federation.sizes.max())
-        if batching.size is not None and batching.sampling == "without_replacement":
+        # (slots of pairs are filled, and their number is that of the scores a client shares)
+        fills = problem.pairwise or batching.sampling != "without_replacement"
+        if batching.size is not None and not fills:
             batching = batching._replace(
                 size=min(batching.size, self._longest)
             )  # more slots would stay empty

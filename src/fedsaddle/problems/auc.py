@@ -155,7 +155,12 @@ class AUC(ModelProblem):
     def _margin_step(self, z: Tensor) -> Tensor:
         return 2 * z[..., -1:] - 2 * (self.margin + z[..., -2:-1] - z[..., -3:-2])
 
+    @property
+    def concavity(self) -> float | None:
+        return 2 * self._p * (1 - self._p) if self.dual == "gradient" else None
+
     def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
+        z = super().prox(z, lr)
         if self.dual == "margin":
             return torch.cat([z[..., :-1], z[..., -1:].clamp(0.0, _LARGEST_DUAL)], dim=-1)
         return z

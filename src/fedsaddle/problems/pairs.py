@@ -61,7 +61,7 @@ class ScoreLoss(PairLoss):
         """d psi / dt."""
 
     def value(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.of((a - b).squeeze(-1))
+        return self.of(a - b).squeeze(-1)
 
     def d1(self, a: Tensor, b: Tensor) -> Tensor:
         return self.slope(a - b)

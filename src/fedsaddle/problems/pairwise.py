@@ -87,7 +87,9 @@ class Pairwise(ModelProblem):
 
     def represent(self, z: Tensor, batch: Batch) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """h(w; z) of every sample [..., S, B, k], and what takes its cotangent to that of w [..., S, d]."""
-        return self.flat.with_pullback(z, batch.data["x"])
+        outputs, pullback = self.flat.with_pullback(z, batch.data["x"])
+        # scores and losses are in the run's precision, whatever the model computes in
+        return outputs.to(z.dtype), lambda g: pullback(g.to(outputs.dtype))
 
     @property
     def extra(self) -> int:
@@ -248,8 +250,10 @@ class Contrastive(Pairwise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.neighbours < 1:
-            raise FedsaddleError(f"Contrastive: neighbours must be >= 1, got {self.neighbours}")
+        if not isinstance(self.neighbours, int) or self.neighbours < 1:
+            raise FedsaddleError(
+                f"Contrastive: neighbours must be a whole number >= 1, got {self.neighbours}"
+            )
         _ = self.psi
 
     @property

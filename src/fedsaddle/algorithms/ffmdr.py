@@ -1,0 +1,323 @@
+"""FFMDR: Douglas-Rachford splitting for federated min-max problems.
+
+"A Fast Federated Method for Minimax Problems with Sequential Convergence Guarantees" (anonymous), Algorithm 1.
+
+    paper                | here
+    ---------------------+--------------------------------------------------------------
+    z^t                  | z: the server's point, the x part of State.z
+    x_i, w_i, y_i        | Memory: what a client keeps; y_i is never sent
+    z~_i = 2 w_i - x_i   | reflected: its change is sent up
+    beta                 | beta; g is the problem's regulariser, prox_{beta g} its prox
+    criterion (10), eps  | the residual rule, accuracy; m is the modulus
+    r_i(w, y)            | f_i(w, y) + ||w - x_i||^2 / (2 beta), with the field T
+
+**Each client has its own dual variable (E4.1).** The method solves min_x mean_i max_{y_i} f_i(x, y_i) + g(x), which is the
+problem with one shared y only where the clients' maximisers agree (docs/mathematics.md has an example with numbers).
+
+Deviations: the server's prox is prox_{beta g}, which solves the problem as stated; the printed prox_{(beta/n) g} solves it
+with g / n (E4.2). Local losses are means, not sums (E4.3). Criterion (10) needs the unknown solution; the residual rule
+implies it (E4.4, T32). x_i and z~_i start at x_0 (E4.8). A client's inner epoch is one pass over its samples; clients that
+have stopped are masked. Inner steps project y; g belongs to the server alone. Theorem 1's potential is monitored with the
+norms divided by N as F is, and without its last term, whose coefficient 1/(12 L^2) has the wrong dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsaddle.algorithms.base import Algorithm, Citation
+from fedsaddle.clients import Clients
+from fedsaddle.cohort import Cohort
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.problem import Batch, Problem
+
+SOLVERS = ("sgda", "extragradient", "saga", "exact")
+
+
+class Monitors(NamedTuple):
+    """How the sequence converges, [1, 1] each."""
+
+    move: Tensor  # ||z_{r+1} - z_r||
+    fixed_point: Tensor  # root mean square over the round's participants of ||z_r - w_i||: 0 at a solution
+    potential: Tensor  # H of Theorem 1, over all clients
+
+
+class State(NamedTuple):
+    z: Tensor  # (z, y_0) [1, d]: the dual part has no meaning for the server
+    z_bar: Tensor  # mean over all N clients of their latest reflected points [1, n_x]
+    s_bar: Tensor | None  # mean over all N clients of their part of the potential [1, 1]
+    monitors: Monitors | None
+
+
+class Memory(NamedTuple):
+    x: Tensor  # [1, n_x]
+    w: Tensor  # [1, n_x]
+    y: Tensor  # [1, n_y]
+    s: Tensor | None  # the client's part of the potential [1, 1]
+    inverse: Tensor | None  # "exact": of its linear system [1, d d]; NaN before the first solve
+    constant: Tensor | None  # and its constant [1, d]
+
+
+class Up(NamedTuple):
+    change: Tensor  # of the reflected point 2w - x [n_x]
+    gap: Tensor | None  # ||z - w||^2 before the work [1]
+    ds: Tensor | None  # change of s [1]
+
+
+@dataclass(frozen=True)
+class FFMDR(Algorithm):
+    """Douglas-Rachford splitting: clients solve proximal saddle problems, the server a prox of the mean of reflections.
+
+    Args:
+        beta: prox parameter; the theory asks for beta L < 0.0549, the experiments use 0.5 to 500.
+        solver: of the clients' problem: "sgda", "extragradient" (full local gradients), "saga" (a table of the gradients
+            of all local samples), or "exact" (one linear system a client, kept; for affine fields, such as linear AUC's).
+        lr, lr_dual: step sizes of the inner solver; lr_dual None: the same.
+        epochs: inner epochs at most.
+        stop: "residual" (as soon as the computable rule holds) or "fixed_epochs".
+        accuracy: eps in (0, 1) of the rule ||T(u)||^2 <= eps m^2 ||u_old - u||^2.
+        modulus: m, strong monotonicity of the inner problem; None: min(1/beta, mu) where the problem knows mu.
+        tolerance: the rule also holds where ||T(u)|| is below this.
+        relaxation: x_i <- x_i + relaxation (z - w_i), in (0, 2).
+        server_prox: "derived" prox_{beta g}, or "printed" prox_{(beta/N) g}.
+        monitor: report how the sequence converges: its steps, the fixed-point residual and the potential H of Theorem 1,
+            for one pass over the local samples and two numbers up in each round.
+    """
+
+    beta: float = 0.5
+    solver: Literal["sgda", "extragradient", "saga", "exact"] = "sgda"
+    lr: float = 0.01
+    lr_dual: float | None = None
+    epochs: int = 5
+    stop: Literal["residual", "fixed_epochs"] = "residual"
+    accuracy: float = 0.5
+    modulus: float | None = None
+    tolerance: float = 1e-12
+    relaxation: float = 1.0
+    server_prox: Literal["derived", "printed"] = "derived"
+    monitor: bool = False
+
+    cites = Citation(
+        "anonymous2025fast",
+        "Anonymous",
+        "A Fast Federated Method for Minimax Problems with Sequential Convergence Guarantees",
+        "under review",
+        2025,
+    )
+
+    def __post_init__(self) -> None:
+        self._require_positive("beta", "lr", "epochs", "accuracy", "relaxation")
+        self._require_nonnegative("tolerance")
+        for name in ("lr_dual", "modulus"):
+            if getattr(self, name) is not None:
+                self._require_positive(name)
+        if self.relaxation >= 2:
+            raise FedsaddleError(f"FFMDR: relaxation must be below 2, got {self.relaxation}")
+        for name, known in (
+            ("solver", SOLVERS),
+            ("stop", ("residual", "fixed_epochs")),
+            ("server_prox", ("derived", "printed")),
+        ):
+            if getattr(self, name) not in known:
+                raise FedsaddleError(
+                    f"FFMDR: {name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
+                )
+
+    def init(self, z: Tensor, problem: Problem) -> State:
+        return State(z, z[..., : problem.n_x], torch.zeros_like(z[..., :1]) if self.monitor else None, None)
+
+    def memory(self, z: Tensor, problem: Problem) -> Memory:
+        x, y = z.split((problem.n_x, problem.n_y), dim=-1)
+        d, exact = z.shape[-1], self.solver == "exact"
+        unknown = z.new_full((*z.shape[:-1], d * d), torch.nan) if exact else None
+        s = torch.zeros_like(z[..., :1]) if self.monitor else None
+        return Memory(x, x, y, s, unknown, torch.zeros_like(z) if exact else None)
+
+    def round(self, s: State, clients: Clients) -> State:
+        problem, beta = clients.problem, self.beta
+        x, y = s.z.split((problem.n_x, problem.n_y), dim=-1)
+        mean, share = clients.mean(self.proximal_saddle, (x,))
+        z_bar = s.z_bar + share * mean.change  # the mean over all N: others keep theirs
+        step = beta if self.server_prox == "derived" else beta / clients.n_clients
+        z = problem.prox(torch.cat([z_bar, y], dim=-1), step)  # eq. (3), with E4.2
+        if s.s_bar is None:
+            return State(z, z_bar, None, None)
+        new = z[..., : problem.n_x]
+        # H = mean_i s_i - <z, z_bar> / beta + ||z||^2 / (2 beta) + g(z), Theorem 1
+        s_bar = s.s_bar + share * mean.ds
+        g = problem.penalty(z) / (1.0 if self.server_prox == "derived" else float(clients.n_clients))
+        H = s_bar - _dot(new, z_bar) / beta + _dot(new, new) / (2 * beta) + g
+        return State(z, z_bar, s_bar, Monitors(_dot(new - x, new - x).sqrt(), mean.gap.sqrt(), H))
+
+    # ---- clients -----------------------------------------------------------------------------------------
+
+    def proximal_saddle(self, cohort: Cohort, m: tuple[Tensor]) -> tuple[Up, Memory]:
+        """Algorithm 1, a participant's part."""
+        old, (z,) = cohort.memory, m
+        x = old.x + self.relaxation * (z - old.w)
+        inverse, constant = old.inverse, old.constant
+        if self.solver == "exact":
+            inverse, constant = self._linear_system(cohort, inverse, constant)
+            u = self._solved(cohort, x, inverse, constant)
+        else:
+            u = self._iterated(cohort, torch.cat([old.w, old.y], dim=-1), x)
+        w, y = u.split((cohort.problem.n_x, cohort.problem.n_y), dim=-1)
+        change = (2 * w - x) - (2 * old.w - old.x)
+        if not self.monitor:
+            return Up(change, None, None), Memory(x, w, y, None, inverse, constant)
+        gap, s = z - old.w, self._potential(cohort, x, w, y, old.w)
+        return Up(change, _dot(gap, gap), s - old.s), Memory(x, w, y, s, inverse, constant)
+
+    def _iterated(self, cohort: Cohort, u: Tensor, x: Tensor) -> Tensor:
+        """About the saddle of r_i, started at u = (w_i, y_i)."""
+        problem, start = cohort.problem, u
+        lr = cohort.vector(self.lr, self.lr if self.lr_dual is None else self.lr_dual)
+        centre = cohort.pad(x)
+        steps, most = cohort.epoch() if self.solver != "extragradient" else (cohort.sizes.unsqueeze(-1), 1)
+        on_x = cohort.vector(1.0, 0.0)
+
+        def pulled(u: Tensor, F: Tensor) -> Tensor:
+            return F + on_x * (u - centre) / self.beta
+
+        def moved(u: Tensor, F: Tensor) -> Tensor:
+            u = u - lr * pulled(u, F)
+            return torch.cat([u[..., : problem.n_x], problem.prox(u, 0.0)[..., problem.n_x :]], dim=-1)
+
+        going = torch.ones_like(u[..., :1])  # 1 for clients that have not stopped
+        table = self._table(cohort, u) if self.solver == "saga" else None
+        done = torch.zeros_like(going)  # steps of this epoch
+
+        def sgda(carry: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+            u, done, going = carry
+            new = moved(u, cohort.field(u, batch))
+            active = (done < steps) & (going > 0)
+            return torch.where(active, new, u), done + 1, going
+
+        def saga(carry: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+            u, done, going, table, mean = carry
+            active = (done < steps) & (going > 0)
+            fresh = cohort.each_field(u, batch)  # [S, B, d]
+            return self._saga_step(cohort, batch, active, u, fresh, table, mean, moved, done, going)
+
+        for e in range(self.epochs):
+            if self.solver == "extragradient":
+                half = moved(u, cohort.full_field(u))
+                new = u - lr * pulled(half, cohort.full_field(half))
+                new = torch.cat([new[..., : problem.n_x], problem.prox(new, 0.0)[..., problem.n_x :]], dim=-1)
+                u = torch.where(going > 0, new, u)
+            elif self.solver == "sgda":
+                u, _, _ = cohort.scan(sgda, (u, done, going), most, later=e * steps)
+            else:
+                assert table is not None
+                u, _, _, *table = cohort.scan(
+                    saga, (u, done, going, *table), most, later=e * steps, numbered=True
+                )
+            if self.stop == "residual":
+                T = pulled(u, cohort.full_field(u))
+                size, way = _dot(T, T), _dot(start - u, start - u)
+                enough = (size <= self.accuracy * self._m(problem) ** 2 * way) | (
+                    size.sqrt() <= self.tolerance
+                )
+                going = torch.where(enough, 0.0, going)
+                if not going.is_cuda and not going.any():
+                    break
+        return u
+
+    def _m(self, problem: Problem) -> float | Tensor:
+        """Strong monotonicity of T: min(1/beta, mu), for f_i convex in w."""
+        if self.modulus is not None:
+            return self.modulus
+        mu = problem.concavity
+        if mu is None:
+            raise FedsaddleError(
+                f"FFMDR: the strong concavity of {type(problem).__name__} is not known; give modulus, or use "
+                "stop='fixed_epochs'"
+            )
+        beta: Any = self.beta
+        return (1 / beta).clamp(max=mu) if isinstance(beta, Tensor) else min(1 / beta, mu)
+
+    # ---- SAGA --------------------------------------------------------------------------------------------
+
+    def _table(self, cohort: Cohort, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Fields of all local samples at u, [S, n d], and their mean [S, d]."""
+        parts, mean = [], torch.zeros_like(u)
+        for batch in cohort.everything():
+            F = cohort.each_field(u, batch)
+            parts.append(F)
+            mean = mean + (F * cohort.apply(lambda z, batch: batch.w, u, batch).unsqueeze(-1)).sum(-2)
+        return torch.cat(parts, dim=-2).flatten(-2), mean
+
+    @staticmethod
+    def _saga_step(
+        cohort: Cohort,
+        batch: Batch,
+        active: Tensor,
+        u: Tensor,
+        fresh: Tensor,
+        table: Tensor,
+        mean: Tensor,
+        moved: Any,
+        done: Tensor,
+        going: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """u along fresh_B - table_B + the table's mean; then the table's entries are renewed."""
+
+        def rows(z: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+            assert batch.places is not None
+            return batch.places.expand(*z.shape[:-1], -1).to(z.dtype), batch.w.expand(*z.shape[:-1], -1)
+
+        places, w = cohort.apply(rows, u, batch)  # [S, B]
+        at = places.long().unsqueeze(-1).expand_as(fresh)
+        entries = table.unflatten(-1, (-1, u.shape[-1]))
+        before = entries.gather(-2, at)
+        change = (fresh - before) * (w > 0).unsqueeze(-1)  # absent slots hold sample 0
+        new = moved(u, (change * w.unsqueeze(-1)).sum(-2) + mean)
+        keep = active.unsqueeze(-1)
+        renewed = entries.scatter_add(-2, at, torch.where(keep, change, 0.0))
+        mean = mean + torch.where(active, change.sum(-2) / cohort.sizes.unsqueeze(-1), 0.0)
+        return torch.where(active, new, u), done + 1, going, renewed.flatten(-2), mean
+
+    # ---- exact -------------------------------------------------------------------------------------------
+
+    def _linear_system(
+        self, cohort: Cohort, inverse: Tensor | None, constant: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The inverse [S, d d] of H + P_x / beta and the constant c of the client's field H u + c; made once."""
+        assert inverse is not None and constant is not None
+        if not inverse.isnan().any():
+            return inverse, constant
+        d = constant.shape[-1]
+        H, c = cohort.affine_field(d)
+        probe = torch.linspace(-1.0, 1.0, d, dtype=c.dtype, device=c.device).unsqueeze(0)
+        wrong = cohort.full_field(cohort.each(probe)) - (H @ probe.mT).squeeze(-1) - c
+        if wrong.abs().max() > 1e-3 * (1 + c.abs().max()):
+            raise FedsaddleError(
+                "FFMDR: solver 'exact' needs a saddle field that is affine, such as linear AUC or quadratics; use 'sgda'"
+            )
+        on_x = cohort.vector(1.0, 0.0) / self.beta  # [d], or one a replica [R, 1, d]
+        return torch.linalg.inv(H + torch.diag_embed(on_x.expand_as(c))).flatten(-2), c
+
+    def _solved(self, cohort: Cohort, x: Tensor, inverse: Tensor, constant: Tensor) -> Tensor:
+        right = (cohort.pad(x) / self.beta - constant).unsqueeze(-1)
+        u: Tensor = (inverse.unflatten(-1, (constant.shape[-1], -1)) @ right).squeeze(-1)
+        return u
+
+    # ---- the potential -----------------------------------------------------------------------------------
+
+    def _potential(self, cohort: Cohort, x: Tensor, w: Tensor, y: Tensor, before: Tensor) -> Tensor:
+        """s_i = f_i(w, y) + (||x - w||^2 - ||x||^2) / (2 beta) + ||w||^2 / beta + ||w - w'||^2 / (8 beta)  [S, 1].
+
+        With y the maximiser, f_i(w, y) is F_i(w).
+        """
+        value = cohort.full_loss(torch.cat([w, y], dim=-1))
+        step = w - before
+        norms = (_dot(x - w, x - w) - _dot(x, x)) / 2 + _dot(w, w) + _dot(step, step) / 8
+        return value + norms / self.beta
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(-1, keepdim=True)
