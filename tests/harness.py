@@ -31,10 +31,15 @@ from fedsaddle.algorithms import (
     CyCpMinimax,
     CyCpPairwise,
     FedAvg,
+    FedNest,
+    FedNormSGDA,
     FedProx,
     FedSGDA,
+    FedSGDAM,
+    FedSGDAPlus,
     FeDXL2,
     LocalSGDA,
+    MomentumLocalSGDA,
     PublishedCODASCA,
     RSMinimax,
     RSPairwise,
@@ -554,6 +559,50 @@ CASES: dict[str, Case] = {
     "ffmdr-exact": Case(
         FFMDR(beta=2.0, solver="exact", server_prox="printed"), "auc_l1", ffmdr, participation=SOME
     ),
+    # the baselines of FFMDR's paper
+    "momentum_local_sgda": Case(
+        MomentumLocalSGDA(lr=0.2, lr_dual=0.3, local_steps=3, mixing=0.8, momentum=0.5, momentum_dual=0.7),
+        "auc",
+        ref_ffmdr.momentum_local_sgda,
+        participation=SOME,
+    ),
+    "momentum_local_sgda-margin": Case(
+        MomentumLocalSGDA(lr=0.2, local_steps=2), "auc_margin", ref_ffmdr.momentum_local_sgda, REPLACE
+    ),
+    "fed_norm_sgda": Case(
+        FedNormSGDA(lr=0.1, lr_dual=0.2, local_epochs=2, server_lr=0.8, weights="samples"),
+        "auc",
+        ref_ffmdr.fed_norm_sgda,
+        participation=SOME,
+    ),
+    "fed_norm_sgda-equal": Case(
+        FedNormSGDA(lr=0.1, local_steps=3), "quadratic", ref_ffmdr.fed_norm_sgda, Batching(2), SOME
+    ),
+    "fedsgda_plus": Case(
+        FedSGDAPlus(lr=0.1, lr_dual=0.2, local_steps=3, refresh=4, server_lr=0.9),
+        "auc",
+        ref_ffmdr.fedsgda_plus,
+        participation=SOME,
+    ),
+    "fedsgda_m": Case(
+        FedSGDAM(lr=0.1, lr_dual=0.2, local_steps=3, alpha=0.4),
+        "auc",
+        ref_ffmdr.fedsgda_m,
+        participation=SOME,
+    ),
+    "fedsgda_m-quadratic": Case(
+        FedSGDAM(lr=0.05, local_steps=4, alpha=0.7), "quadratic", ref_ffmdr.fedsgda_m, Batching(2)
+    ),
+    "fednest": Case(
+        FedNest(lr=0.3, lr_dual=0.4, local_steps=3, inner_loops=2),
+        "auc",
+        ref_ffmdr.fednest,
+        participation=SOME,
+    ),
+    "fednest-margin": Case(FedNest(lr=0.2, local_steps=2), "auc_margin", ref_ffmdr.fednest, REPLACE),
+    "fednest-uncorrected": Case(
+        FedNest(lr=0.2, local_steps=3, corrected=False), "quadratic", ref_ffmdr.fednest, Batching(2), SOME
+    ),
     # FedSGDA
     "fedsgda": Case(FedSGDA(lr=0.2, lr_dual=0.3, local_steps=3), "auc", fedsgda, participation=SOME),
     "fedsgda-storm-pl": Case(
@@ -648,6 +697,8 @@ def reference_arguments(case: Case) -> dict[str, Any]:
         return fedsgda_arguments(case)
     if case.reference is ffmdr:
         return ffmdr_arguments(case)
+    if case.reference.__module__ == ref_ffmdr.__name__:
+        return local_minimax_arguments(case)
     if case.reference.__module__ == ref_pairwise.__name__:
         return pairwise_arguments(case)
     who = participants(case.participation, N)
@@ -802,6 +853,53 @@ def ffmdr_arguments(case: Case) -> dict[str, Any]:
         prox=ref_ffmdr.l1_prox(0.05, FEATURES) if case.twin == "auc_l1" else ref_ffmdr.no_prox,
         server_prox=alg.server_prox,
         project=twin.project,
+    )
+
+
+def local_minimax_arguments(case: Case) -> dict[str, Any]:
+    """Of the baselines of FFMDR's paper."""
+    twin, alg = TWINS[case.twin], case.algorithm
+    clients = clients_of(twin.data())
+    sizes = [len(next(iter(c.values()))) for c in clients]
+    lr_dual = alg.lr if alg.lr_dual is None else alg.lr_dual
+
+    def field(k: int, z: np.ndarray, r: int, t: int, phase: int = 0) -> np.ndarray:
+        if isinstance(alg, FedNest) and not alg.corrected:
+            phase = (phase - 1) // 2
+        rows, w = minibatch(r, phase, t, k, sizes[k], case.batching)
+        return twin.field(z, {f: v[rows] for f, v in clients[k].items()}, w, clients)
+
+    common = dict(
+        field=field,
+        who=participants(case.participation, len(clients)),
+        N=len(clients),
+        z0=twin.z0(),
+        n_x=twin.n_x,
+        rounds=case.rounds,
+        project=twin.project,
+    )
+    steps = dict(lr=alg.lr, lr_dual=lr_dual, local_steps=alg.local_steps)
+    if isinstance(alg, MomentumLocalSGDA):
+        b_y = alg.momentum if alg.momentum_dual is None else alg.momentum_dual
+        return common | steps | dict(a=alg.mixing, b_x=alg.momentum, b_y=b_y)
+    if isinstance(alg, FedSGDAPlus):
+        return common | steps | dict(refresh=alg.refresh, server_lr=alg.server_lr)
+    if isinstance(alg, FedSGDAM):
+        return common | steps | dict(alpha=alg.alpha)
+    if isinstance(alg, FedNormSGDA):
+        B, epochs = case.batching.size, alg.local_epochs
+        return common | dict(
+            eta_x=alg.lr,
+            eta_y=lr_dual,
+            gamma_x=alg.server_lr * alg.lr,
+            gamma_y=alg.server_lr * lr_dual,
+            I=lambda k: epochs * -(-sizes[k] // B) if epochs else alg.local_steps,
+            weights=sizes if alg.weights == "samples" else None,
+        )
+    full = lambda k, z: twin.field(z, clients[k], [1 / sizes[k]] * sizes[k], clients)
+    I = lambda k: alg.local_steps
+    return common | dict(
+        full_field=full, alpha=alg.lr, beta=lr_dual, T=alg.inner_loops, I_x=I, I_y=I, corrected=alg.corrected
     )
 
 

@@ -53,6 +53,7 @@ class Once(NamedTuple):
 
     value: Tensor
     version: int  # what the client holds is outdated when this changes
+    name: str | None = None  # phases that send it by one name share what the client holds
 
 
 class Control(NamedTuple):
@@ -360,7 +361,8 @@ class Clients(ABC):
     def _held(self, name: str, message: Any) -> Iterator[tuple[np.ndarray, Once]]:
         for i, part in enumerate(_onces(message)):
             blank = np.full((len(self.seeds), self.n_clients), -1)
-            yield self._holds.setdefault((name, i), blank), part
+            key = (part.name, 0) if part.name is not None else (name, i)
+            yield self._holds.setdefault(key, blank), part
 
     def _count_once(self, name: str, message: Any, ids: np.ndarray) -> Any:
         """Numbers that must be sent since some clients do not hold them: an int, or one a replica [R]."""

@@ -6,8 +6,10 @@ from fedsaddle.algorithms.codasca import CODASCA
 from fedsaddle.algorithms.codasca_published import PublishedCODASCA
 from fedsaddle.algorithms.cycp import AmplifiedFedAvg, AmplifiedSCAFFOLD, CyCpFedAvg, CyCpMinimax, RSMinimax
 from fedsaddle.algorithms.fedavg import SCAFFOLD, FedAvg, FedProx, LocalSGDA
+from fedsaddle.algorithms.fednest import FedNest
 from fedsaddle.algorithms.fedsgda import FedSGDA
 from fedsaddle.algorithms.ffmdr import FFMDR
+from fedsaddle.algorithms.local_minimax import FedNormSGDA, FedSGDAM, FedSGDAPlus, MomentumLocalSGDA
 from fedsaddle.algorithms.pairwise import CyCpPairwise, FeDXL2, RSPairwise
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -30,6 +32,11 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "rs_pairwise": RSPairwise,
     "fedxl2": FeDXL2,
     "ffmdr": FFMDR,
+    "momentum_local_sgda": MomentumLocalSGDA,
+    "fed_norm_sgda": FedNormSGDA,
+    "fedsgda_plus": FedSGDAPlus,
+    "fedsgda_m": FedSGDAM,
+    "fednest": FedNest,
 }
 
 __all__ = [
@@ -51,8 +58,13 @@ __all__ = [
     "Citation",
     "CODAPlus",
     "FedAvg",
+    "FedNest",
+    "FedNormSGDA",
     "FedProx",
     "FedSGDA",
+    "FedSGDAM",
+    "FedSGDAPlus",
     "LocalSGDA",
+    "MomentumLocalSGDA",
     "PublishedCODASCA",
 ]

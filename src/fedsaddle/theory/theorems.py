@@ -650,6 +650,22 @@ def amplified_scaffold(c: Constants, run: Setting) -> Steps:
     return _rule_of_thumb("AmplifiedSCAFFOLD", c, run)
 
 
+def local_minimax(c: Constants, run: Setting) -> Steps:
+    """Momentum Local SGDA, Fed-Norm-SGDA, FedSGDA+, FedSGDA-M: lr = lr_dual = 1/(L I); a rule of thumb."""
+    steps = local_sgda(c, run)
+    return dataclasses.replace(steps, values={k: v for k, v in steps.values.items() if k != "server_lr"})
+
+
+def fednest(c: Constants, run: Setting) -> Steps:
+    """FEDNEST: its lr is of a whole loop, so lr = lr_dual = 1/L; a rule of thumb, not one of the five papers."""
+    steps = local_minimax(c, run)
+    scaled = {
+        k: v * run.I if k in ("lr", "lr_dual") and isinstance(v, float) else v
+        for k, v in steps.values.items()
+    }
+    return dataclasses.replace(steps, values=scaled)
+
+
 def fedxl2(c: Constants, run: Setting) -> Steps:
     """FeDXL2: lr = 1/(L I), L of the objective; a rule of thumb, not one of the five papers."""
     return _rule_of_thumb("FeDXL2", c, run)
@@ -686,6 +702,11 @@ THEOREMS: dict[str, Callable[..., Steps]] = {
     "cycp_pairwise": cycp_pairwise,
     "rs_pairwise": rs_pairwise,
     "fedxl2": fedxl2,
+    "momentum_local_sgda": local_minimax,
+    "fed_norm_sgda": local_minimax,
+    "fedsgda_plus": local_minimax,
+    "fedsgda_m": local_minimax,
+    "fednest": fednest,
     "ffmdr": ffmdr,
     "scaff_pd": scaff_pd,
 }
