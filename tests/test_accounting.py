@@ -8,6 +8,7 @@ from fedsaddle.algorithms import (
     ALGORITHMS,
     CODA,
     CODASCA,
+    FFMDR,
     NPA,
     SCAFFOLD,
     AmplifiedFedAvg,
@@ -17,10 +18,15 @@ from fedsaddle.algorithms import (
     CyCpMinimax,
     CyCpPairwise,
     FedAvg,
+    FedNest,
+    FedNormSGDA,
     FedProx,
     FedSGDA,
+    FedSGDAM,
+    FedSGDAPlus,
     FeDXL2,
     LocalSGDA,
+    MomentumLocalSGDA,
     PublishedCODASCA,
     RSMinimax,
     RSPairwise,
@@ -127,6 +133,35 @@ TABLE = {
     "fedxl2-momentum": (
         FeDXL2(lr=0.1, local_steps=2, momentum=0.5),
         pairs(2 * d + 3 * IB, 2 * d + 3 * IB, 3 * IB),
+    ),
+    "ffmdr": (FFMDR(), {"proximal_saddle": each_round(v, v)}),  # no dual is ever sent
+    "ffmdr-monitor": (FFMDR(monitor=True), {"proximal_saddle": each_round(v, v + 2)}),
+    "momentum_local_sgda": (  # the first round has no direction to send
+        MomentumLocalSGDA(local_steps=2),
+        {"averaged_steps": plus(each_round(2 * D, 2 * D), (0, -N * D, 0))},
+    ),
+    "fedsgda_m": (
+        FedSGDAM(local_steps=2),
+        {"storm_steps": plus(each_round(2 * D, 2 * D), (0, -N * D, 0))},
+    ),
+    "fed_norm_sgda": (FedNormSGDA(local_steps=2), {"normalised_steps": each_round(D, D)}),
+    "fed_norm_sgda-epochs": (FedNormSGDA(local_epochs=2), {"normalised_steps": each_round(D, D + 1)}),
+    "fedsgda_plus": (  # the snapshot in rounds 0, 3 and 6
+        FedSGDAPlus(local_steps=2, refresh=3),
+        {"snapshot_steps": plus(each_round(D, D), (0, 3 * N * v, 0))},
+    ),
+    "fednest": (  # T = 2 loops of y, one of x; the point is sent once a loop
+        FedNest(local_steps=2, inner_loops=2),
+        {
+            "inner_gradients": (2 * ROUNDS, 2 * ROUNDS * N * D, 2 * ROUNDS * N),
+            "inner_steps": (2 * ROUNDS, 2 * ROUNDS * N, 2 * ROUNDS * N),
+            "outer_gradients": each_round(D, v),
+            "outer_steps": each_round(v, v),
+        },
+    ),
+    "fednest-uncorrected": (
+        FedNest(local_steps=2, corrected=False),
+        {"inner_steps": each_round(D, 1), "outer_steps": each_round(D, v)},
     ),
     "codasca_as_published": (
         PublishedCODASCA(**STAGED, gamma=0.1),

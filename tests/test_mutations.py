@@ -24,7 +24,10 @@ from fedsaddle.algorithms import (
     codasca_published,
     cycp,
     fedavg,
+    fednest,
     fedsgda,
+    ffmdr,
+    local_minimax,
     pairwise,
     stages,
 )
@@ -34,6 +37,7 @@ from tests import (
     harness,
     test_accounting,
     test_core,
+    test_ffmdr,
     test_memory,
     test_pairwise,
     test_relations,
@@ -67,6 +71,28 @@ def pieces() -> None:
 
 
 MUTATIONS = [
+    # ---- FFMDR and the baselines of its paper
+    Mutation("x does not take up z", ffmdr, "x = old.x + self.relaxation * (z - old.w)", "x = old.x", by("ffmdr-fixed")),
+    Mutation("no reflection", ffmdr, "change = (2 * w - x) - (2 * old.w - old.x)", "change = w - old.w", by("ffmdr-fixed")),
+    Mutation("the mean of participants alone", ffmdr, "s.z_bar + share * mean.change", "s.z_bar + mean.change", by("ffmdr-fixed")),
+    Mutation("E4.2: the printed prox", ffmdr, 'step = beta if self.server_prox == "derived" else', 'step = beta / clients.n_clients if self.server_prox == "derived" else', by("ffmdr")),
+    Mutation("no proximal term", ffmdr, "return F + on_x * (u - centre) / self.beta", "return F", by("ffmdr-fixed")),
+    Mutation("a proximal term of y too", ffmdr, "return F + on_x * (u - centre) / self.beta", "return F + (u - centre) / self.beta", by("ffmdr-fixed")),
+    Mutation("clients that stopped go on", ffmdr, "going = torch.where(enough, 0.0, going)", "going = going", by("ffmdr")),
+    Mutation("small clients step too often", ffmdr, "active = (done < steps) & (going > 0)\n            return torch.where(active, new, u), done + 1, going", "active = going > 0\n            return torch.where(active, new, u), done + 1, going", by("ffmdr")),
+    Mutation("every epoch has the same minibatches", ffmdr, "(u, done, going), most, later=e * steps)", "(u, done, going), most, later=0 * steps)", by("ffmdr-fixed")),
+    Mutation("SAGA's table is not renewed", ffmdr, "torch.where(keep, change, 0.0)", "0.0 * change", by("ffmdr-saga")),
+    Mutation("SAGA's mean is not renewed", ffmdr, "mean = mean + torch.where(active, change.sum(-2) / cohort.sizes.unsqueeze(-1), 0.0)", "mean = mean * 1.0", by("ffmdr-saga")),
+    Mutation("extragradient without the extra", ffmdr, "pulled(half, cohort.full_field(half))", "pulled(u, cohort.full_field(u))", by("ffmdr-extragradient")),
+    Mutation("the exact solve forgets beta", ffmdr, "cohort.pad(x) / self.beta - constant", "cohort.pad(x) - constant", by("ffmdr-exact")),
+    Mutation("the potential forgets z", ffmdr, "H = s_bar - _dot(new, z_bar) / beta", "H = s_bar", test_ffmdr.test_the_potential_falls),
+    Mutation("momentum at the old point", local_minimax, "b * a * cohort.field(z, batch)", "b * a * cohort.field(carry[0], batch)", by("momentum_local_sgda")),
+    Mutation("STORM with the wrong difference", local_minimax, "(v - cohort.field(z, batch))", "(v + cohort.field(z, batch))", by("fedsgda_m")),
+    Mutation("more steps have more say", local_minimax, "G = total / own", "G = total / most", by("fed_norm_sgda")),
+    Mutation("samples do not weigh", local_minimax, "G = G * cohort.sizes.unsqueeze(-1).to(G) / m.size", "G = 1.0 * G", by("fed_norm_sgda")),
+    Mutation("y ascends at the moving x", local_minimax, "cohort.field(at_snapshot, batch)[..., n_x:]", "cohort.field(z, batch)[..., n_x:]", by("fedsgda_plus")),
+    Mutation("FEDNEST's correction is flipped", fednest, "F - cohort.field(z, batch)[..., block] + m.mean", "F + cohort.field(z, batch)[..., block] - m.mean", by("fednest")),
+    Mutation("FEDNEST's x moves with the old y", fednest, "z, loop = torch.cat([z[..., :n_x], y], dim=-1), loop + 1", "z, loop, last = z, loop + 1, y", by("fednest")),
     # ---- pairs of samples
     Mutation("E2.1: nabla_1 in place of nabla_2", pairwise, "g_2 = psi.d2(p_1, active.s_2.unsqueeze(-2))", "g_2 = psi.d1(p_1, active.s_2.unsqueeze(-2))", test_pairwise.both_halves_are_the_gradient),
     Mutation("the passive half is missing", pairwise, "_known(g_2, p_1)), *active.shared())\n\n        def step(\n            z", "0 * g_2), *active.shared())\n\n        def step(\n            z", test_pairwise.both_halves_are_the_gradient),

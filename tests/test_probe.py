@@ -173,9 +173,10 @@ def test_without_a_dual_variable(command: Command) -> None:
 @pytest.mark.parametrize("name", [name for name, a in ALGORITHMS.items() if not a.pairwise])
 def test_every_algorithm_is_compared(name: str) -> None:
     tree = CANCER if name == "coda" else ERM if name.endswith(("fedavg", "fedprox")) else QUADRATIC
-    found = report(tree, {"name": name, "lr": 1e3}, points=1)
+    step = "beta" if name == "ffmdr" else "lr"
+    found = report(tree, {"name": name, step: 1e3}, points=1)
     assert found.steps is not None and not found.refusal
-    lr = next(row for row in found.rows if row.name == "lr")
+    lr = next(row for row in found.rows if row.name == step)
     assert lr.configured == 1e3 and lr.ratio is not None and lr.ratio > 1e3 and "times larger" in lr.words
     assert max(map(len, found.text().splitlines())) <= 80
     assert all(row.name in found.text() for row in found.rows)

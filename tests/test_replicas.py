@@ -9,6 +9,7 @@ import fedsaddle as fs
 from fedsaddle.algorithms import (
     CODA,
     CODASCA,
+    FFMDR,
     NPA,
     SCAFFOLD,
     AmplifiedFedAvg,
@@ -18,10 +19,15 @@ from fedsaddle.algorithms import (
     CyCpMinimax,
     CyCpPairwise,
     FedAvg,
+    FedNest,
+    FedNormSGDA,
     FedProx,
     FedSGDA,
+    FedSGDAM,
+    FedSGDAPlus,
     FeDXL2,
     LocalSGDA,
+    MomentumLocalSGDA,
     PublishedCODASCA,
     RSMinimax,
     RSPairwise,
@@ -59,6 +65,16 @@ CASES = {
     ),
     "rs_pairwise": lambda lr: RSPairwise(lr=lr, local_steps=3),
     "fedxl2": lambda lr: FeDXL2(lr=lr, local_steps=3, rate=1 - lr, momentum=10 * lr if lr < 0.1 else 0.9),
+    "ffmdr": lambda lr: FFMDR(
+        beta=20 * lr, lr=lr, lr_dual=2 * lr, epochs=2, accuracy=10 * lr if lr < 0.1 else 0.9, monitor=True
+    ),
+    "momentum_local_sgda": lambda lr: MomentumLocalSGDA(
+        lr=lr, lr_dual=2 * lr, local_steps=3, momentum=5 * lr
+    ),
+    "fed_norm_sgda": lambda lr: FedNormSGDA(lr=lr, lr_dual=2 * lr, local_epochs=1, weights="samples"),
+    "fedsgda_plus": lambda lr: FedSGDAPlus(lr=lr, lr_dual=2 * lr, local_steps=3, refresh=2, server_lr=1 - lr),
+    "fedsgda_m": lambda lr: FedSGDAM(lr=lr, lr_dual=2 * lr, local_steps=3, alpha=5 * lr),
+    "fednest": lambda lr: FedNest(lr=lr, lr_dual=2 * lr, local_steps=3, inner_loops=2),
     "codasca_as_published": lambda lr: PublishedCODASCA(lr=lr, local_steps=3, clip=1 + lr, **STAGES),
 }
 

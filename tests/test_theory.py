@@ -440,7 +440,7 @@ def test_cycp_pairwise_theorems_5_2_and_5_3():
 def test_ffmdr_theorem_1():
     c = Constants.smooth(L=2.0, mu=1.0, mu_x=-0.5)
     got = theory.ffmdr(c, Setting(clients=4)).at()
-    beta, eps, L = got["beta"], got["eps"], 2 * (1 + 2)
+    beta, eps, L = got["beta"], got["accuracy"], 2 * (1 + 2)
     assert beta == pytest.approx(0.0548861 / 6, rel=1e-5)  # (sqrt(85) - 9)/4 = 0.0548861
     assert (1 + beta * L) ** 2 - 1.5 + 2.5 * beta * L == pytest.approx(-0.25)  # (57)
     assert (1 - beta * L) / 2 / 8 + (1 + beta * L) ** 2 * (2 / 64 + 1 / 64**2) + (
@@ -457,7 +457,7 @@ def test_ffmdr_theorem_1():
     printed = 392 / 96 * (1 - beta * L) ** 2 / beta**3 / C / L**2
     assert left_of_59(printed) > 1e6 / beta  # why Remark 1's eps is not used
     assert 48 * L * eps <= 1
-    assert got["relaxation"] == 1 and got["inner_modulus"] == 1.0  # min(1/beta - 0.5, mu)
+    assert got["relaxation"] == 1 and got["modulus"] == 1.0  # min(1/beta - 0.5, mu)
 
 
 @pytest.mark.parametrize("L_f", [2.0, 0.002])
@@ -466,7 +466,7 @@ def test_ffmdr_theorem_2(L_f):
     got = theory.ffmdr(c, run, rate=True).at()
     beta, L = got["beta"], 3 * L_f
     C = 2 * ((L_f + 1 / beta) ** 2 / (L_f / 2) ** 2 + 1) * (L_f + 1 / beta) ** 2
-    assert C * got["eps"] / (2 * (1 / beta - L)) + 6 * L**2 * 3 <= 1 / (8 * beta) * (1 + 1e-9)
+    assert C * got["accuracy"] / (2 * (1 / beta - L)) + 6 * L**2 * 3 <= 1 / (8 * beta) * (1 + 1e-9)
     assert beta == pytest.approx(min(1 / (96 * L**2 * 3), 0.0548861 / L), rel=1e-5)
 
 

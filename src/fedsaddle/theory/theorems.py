@@ -457,7 +457,7 @@ def ffmdr(c: Constants, run: Setting, *, rate: bool = False) -> Steps:
         Gamma = (1 + iota)^2/(beta iota) + (2/beta)(1/iota + beta L - 1),
         C = 2 ((L_f + 1/beta)^2/mu^2 + 1)(L_f + 1/beta)^2.
 
-    `inner_modulus` is min(1/beta + mu_x, mu) (mu_x counts where it is negative): the strong monotonicity of a client's
+    `modulus` is min(1/beta + mu_x, mu) (mu_x counts where it is negative): the strong monotonicity of a client's
     subproblem, by which an inner residual bounds the distance to its solution.
 
     Args:
@@ -480,9 +480,9 @@ def ffmdr(c: Constants, run: Setting, *, rate: bool = False) -> Steps:
     )
     values: dict[str, Value] = {
         "beta": beta,
-        "eps": eps,
+        "accuracy": eps,
         "relaxation": 1.0,
-        "inner_modulus": min(
+        "modulus": min(
             1 / beta + min(c.mu_x or 0.0, 0.0) if c.mu_x is not None else 1 / beta - c.L, c.mu
         ),
     }

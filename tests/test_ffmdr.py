@@ -1,0 +1,345 @@
+"""FFMDR: T27-T32, its monitors and its rate; the baselines of its paper where they must agree or converge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedsaddle as fs
+from fedsaddle import projections
+from fedsaddle.algorithms import (
+    FFMDR,
+    FedNest,
+    FedNormSGDA,
+    FedSGDAM,
+    FedSGDAPlus,
+    LocalSGDA,
+    MomentumLocalSGDA,
+)
+from fedsaddle.cohort import Batching
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.participation import Independent, Uniform
+from fedsaddle.problems import AUC, QuadraticSaddle, quadratic_federation
+from tests import harness
+from tests.harness import FEATURES, FULL, clients_of, drive, federation
+from tests.reference import ffmdr as ref
+from tests.reference import problems as refproblems
+
+EXACT = FFMDR(beta=0.8, solver="exact")
+
+
+def quadratics() -> tuple[fs.Federation, list[tuple[np.ndarray, ...]]]:
+    fed = quadratic_federation(4, 4, 3, heterogeneity=1.0, seed=1)
+    return fed, [tuple(c[f][0] for f in ("A", "B", "C", "a", "b")) for c in clients_of(fed)]
+
+
+def one_class() -> fs.Federation:
+    """Four clients of linear AUC, each with one class, as in the paper's experiments."""
+    rng = np.random.default_rng(5)
+    return federation(
+        *(
+            {"x": rng.normal(size=(n, FEATURES)) + 0.8 * label + 0.4 * rng.normal(size=FEATURES),
+             "y": np.full(n, label)}
+            for n, label in ((9, 1), (12, 0), (7, 0), (10, 1))
+        )
+    )  # fmt: skip
+
+
+def personal(lam: float = 0.0) -> np.ndarray:
+    """The minimiser of mean_i max_alpha f_i + lam ||w||_1, from the closed forms."""
+    clients = [(c["x"], c["y"]) for c in clients_of(one_class())]
+    P, c = ref.mean_primal(ref.auc_personal(clients, 0.5))
+    return ref.minimise(P, c, ref.l1_prox(lam, FEATURES) if lam else None)
+
+
+def auc(regulariser: str | None = None) -> AUC:
+    return AUC(nn.Linear(FEATURES, 1), p=0.5, regulariser=regulariser)
+
+
+# ---------------------------------------------------------------------------------------------------- T27-T32
+
+
+@pytest.mark.parametrize("server_prox", ["derived", "printed"])
+def test_exact_rounds_are_textbook_douglas_rachford(server_prox: str) -> None:  # T27
+    clients = [(c["x"], c["y"]) for c in clients_of(one_class())]
+    lam, beta = 0.02, 0.8
+    algorithm = FFMDR(beta=beta, solver="exact", server_prox=server_prox)
+    run = drive(algorithm, auc(f"l1({lam})"), one_class(), 2000, batching=Batching(4))
+    own = lam if server_prox == "derived" else lam / 4  # E4.2: the printed prox solves the problem with g / n
+    P, c = ref.mean_primal(ref.auc_personal(clients, 0.5))
+    best = ref.minimise(P, c, ref.l1_prox(own, FEATURES))
+    np.testing.assert_allclose(run.z[-1][:-1], best, rtol=0, atol=1e-8)
+    first, second = ref.product_proxes(ref.auc_personal(clients, 0.5), beta, 4 * own, FEATURES)
+    book = ref.douglas_rachford(first, second, np.tile(np.zeros(FEATURES + 3), 4), 6)
+    start = drive(
+        algorithm, auc(f"l1({lam})"), one_class(), 5, batching=Batching(4), start=np.zeros(FEATURES + 4)
+    )
+    # a round of the book makes z from x; the library's clients first take up the server's z
+    np.testing.assert_allclose(start.z[-1][:-1], book[4][2][: FEATURES + 3], rtol=0, atol=1e-12)
+
+
+def test_one_client_without_g_is_the_proximal_point_method() -> None:  # T28
+    fed, quads = quadratics()
+    alone, w, seen = federation(clients_of(fed)[0]), np.ones(4), []
+    drive(EXACT, QuadraticSaddle(4, 3), alone, 4, batching=Batching(1), start=np.ones(7),
+          after=lambda s, c: seen.append(c.memory.w[0].numpy()))  # fmt: skip
+    for got in seen:
+        w, _ = ref.saddle_inner(quads[0], w, EXACT.beta)  # w <- prox_{beta F}(w)
+        np.testing.assert_allclose(got, w, rtol=0, atol=1e-12)
+
+
+def test_half_of_the_clients_have_the_same_limit() -> None:  # T29
+    run = drive(EXACT, auc(), one_class(), 3000, participation=Independent(0.5), batching=Batching(4))
+    np.testing.assert_allclose(run.z[-1][:-1], personal(), rtol=0, atol=1e-9)
+
+
+def test_each_client_has_its_own_dual() -> None:  # T30, E4.1
+    clients = [(c["x"], c["y"]) for c in clients_of(one_class())]
+    run = drive(EXACT, auc(), one_class(), 3000, batching=Batching(4))
+    np.testing.assert_allclose(run.z[-1][:-1], personal(), rtol=0, atol=1e-9)
+    P, c = ref.auc_shared(clients, 0.5)
+    shared = np.linalg.lstsq(P, -c, rcond=None)[0]
+    assert np.abs(run.z[-1][:FEATURES] - shared[:FEATURES]).max() > 1e-2
+    same = [clients_of(harness.binary())[2]] * 3  # where clients are alike, the two problems are one
+    p = float(np.mean(same[0]["y"]))
+    alike = drive(EXACT, AUC(nn.Linear(FEATURES, 1), p=p), federation(*same), 4000, batching=Batching(4))
+    P, c = ref.auc_shared([(m["x"], m["y"]) for m in same], p)
+    gap = P @ alike.z[-1][:-1] + c  # (the bias, a and b may shift together)
+    assert np.abs(gap).max() < 1e-9
+
+
+def test_a_fixed_point_is_stationary() -> None:  # T31
+    lam = 0.02
+    algorithm = FFMDR(beta=0.8, solver="exact", monitor=True)
+    run = drive(algorithm, auc(f"l1({lam})"), one_class(), 3000, batching=Batching(4))
+    z, memory = run.z[-1][:-1], run.clients.memory
+    assert np.abs(memory.w.numpy() - z).max() < 1e-9
+    clients = [(c["x"], c["y"]) for c in clients_of(one_class())]
+    P, c = ref.mean_primal(ref.auc_personal(clients, 0.5))
+    assert ref.stationarity(z, P @ z + c, ref.l1_prox(lam, FEATURES), 0.1) < 1e-8
+    assert run.states[-1].monitors.fixed_point.item() < 1e-9
+
+
+def test_the_residual_rule_implies_criterion_10() -> None:  # T32
+    """Where the rule stops a client, its distance from the exact inner solution is as criterion (10) asks."""
+    algorithm = FFMDR(beta=0.8, solver="extragradient", lr=0.2, epochs=400, accuracy=0.3, tolerance=0.0)
+    problem, clients = auc(), clients_of(one_class())
+    old: list[Any] = []
+    run = drive(
+        algorithm, problem, one_class(), 3, batching=Batching(4), after=lambda s, c: old.append(c.memory)
+    )
+    for before, after in pairwise(old):
+        for k, c in enumerate(clients):
+            v, alpha = ref.auc_inner(c["x"], c["y"], 0.5, after.x[k].numpy(), algorithm.beta)
+            u = np.concatenate([after.w[k], after.y[k]])
+            start = np.concatenate([before.w[k], before.y[k]])
+            error = np.sum((u - np.concatenate([v, alpha])) ** 2)
+            assert error <= 0.3 * np.sum((start - u) ** 2)
+            assert error > 0  # it did stop early
+    assert np.isfinite(run.z).all()
+
+
+# -------------------------------------------------------------------------------------------- solvers, monitors
+
+
+@pytest.mark.parametrize("solver", ["extragradient", "saga", "sgda"])
+def test_every_solver_reaches_the_same_solution(solver: str) -> None:
+    """SGDA too, with minibatches of all local samples."""
+    lr = 0.2 if solver != "saga" else 0.05
+    algorithm = FFMDR(beta=0.8, solver=solver, lr=lr, epochs=60, stop="fixed_epochs")
+    B = 12 if solver == "sgda" else 3
+    run = drive(algorithm, auc(), one_class(), 250, batching=Batching(B))
+    np.testing.assert_allclose(run.z[-1][:-1], personal(), rtol=0, atol=1e-6)
+
+
+def test_the_potential_falls() -> None:  # Theorem 1, for a beta below 0.0549 / L
+    algorithm = FFMDR(beta=0.01, solver="exact", monitor=True)
+    for server_prox in ("derived", "printed"):
+        run = drive(
+            replace(algorithm, server_prox=server_prox),
+            auc("l1(0.02)"),
+            one_class(),
+            300,
+            batching=Batching(4),
+        )
+        H = np.array([s.monitors.potential.item() for s in run.states])
+        assert (np.diff(H[1:]) <= 1e-12).all() and H[1] - H[-1] > 1e-2
+
+
+def test_the_iterates_converge_linearly() -> None:
+    """Theorem 3 (ii): the problem has the KL exponent 1/2, so log ||z_r - z*|| falls along a line."""
+    run = drive(EXACT, auc("l1(0.02)"), one_class(), 1200, batching=Batching(4))
+    error = np.linalg.norm(run.z[:600] - run.z[-1], axis=1)
+    rounds = np.flatnonzero((error < 1e-2) & (error > 1e-9))
+    slope, intercept = np.polyfit(rounds, np.log(error[rounds]), 1)
+    wrong = np.log(error[rounds]) - (slope * rounds + intercept)
+    assert len(rounds) > 50 and slope < -0.01
+    assert np.abs(wrong).max() < 1.0  # over a fall by seven orders of magnitude
+
+
+def test_monitors_are_in_the_records() -> None:
+    def metrics(**options: Any) -> dict[str, Any]:
+        return fs.train(auc(), FFMDR(lr=0.1, **options), one_class(), rounds=3, batch_size=4).metrics
+
+    assert {"move", "fixed_point", "potential"} <= metrics(monitor=True).keys()
+    assert not {"move", "fixed_point", "potential"} & metrics().keys()
+
+
+def test_clients_that_stopped_stay_where_they_are() -> None:
+    """One epoch is enough for a loose rule: more allowed epochs change nothing."""
+    few, many = (
+        drive(FFMDR(beta=0.8, lr=0.05, epochs=epochs, tolerance=1e3), auc(), one_class(), 4, batching=Batching(4),
+              start=np.ones(FEATURES + 4)).z
+        for epochs in (1, 7)
+    )  # fmt: skip
+    np.testing.assert_array_equal(few, many)
+
+
+# -------------------------------------------------------------------------------------------------- baselines
+
+
+def distance(algorithm: fs.Algorithm, rounds: int = 600) -> float:
+    fed, quads = quadratics()
+    saddle = refproblems.quadratic_saddle(quads)
+    batching = Batching(1) if isinstance(algorithm, FedNormSGDA) else FULL
+    return float(
+        np.abs(drive(algorithm, QuadraticSaddle(4, 3), fed, rounds, batching=batching).z[-1] - saddle).max()
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "exact"),
+    [
+        (MomentumLocalSGDA(lr=0.1, local_steps=1), True),
+        (MomentumLocalSGDA(lr=0.1, local_steps=8), False),
+        (FedNormSGDA(lr=0.1, local_steps=1), True),
+        (FedNormSGDA(lr=0.1, local_steps=8), False),
+        (FedSGDAPlus(lr=0.1, local_steps=1, refresh=3), True),
+        (FedSGDAPlus(lr=0.1, local_steps=8, refresh=3), False),
+        (FedSGDAM(lr=0.05, local_steps=1), True),
+        (FedNest(lr=0.3, local_steps=10), True),
+        (FedNest(lr=0.3, local_steps=10, corrected=False), False),
+    ],
+    ids=lambda v: "" if isinstance(v, bool) else f"{type(v).__name__}-{v.local_steps}",
+)
+def test_who_reaches_the_saddle(algorithm: fs.Algorithm, exact: bool) -> None:
+    assert distance(algorithm) < 1e-9 if exact else distance(algorithm) > 1e-3
+
+
+def same(a: fs.Algorithm, b: fs.Algorithm, fed: fs.Federation | None = None, rounds: int = 12) -> None:
+    options: dict[str, Any] = dict(start=harness.TWINS["auc"].z0(), participation=harness.Full())
+    one, other = (
+        drive(x, AUC(nn.Linear(FEATURES, 1), p=0.4), fed or harness.binary(), rounds, **options).z
+        for x in (a, b)
+    )
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+
+
+def test_equal_steps_make_fed_norm_sgda_local_sgda() -> None:
+    same(FedNormSGDA(lr=0.1, lr_dual=0.2, local_steps=3), LocalSGDA(lr=0.1, lr_dual=0.2, local_steps=3))
+
+
+def test_unequal_steps_do_not() -> None:
+    with pytest.raises(AssertionError):
+        same(FedNormSGDA(lr=0.1, local_epochs=1), LocalSGDA(lr=0.1, local_steps=2))
+
+
+def test_a_fresh_snapshot_and_one_step_make_fedsgda_plus_local_sgda() -> None:
+    same(
+        FedSGDAPlus(lr=0.1, lr_dual=0.2, local_steps=1, refresh=1),
+        LocalSGDA(lr=0.1, lr_dual=0.2, local_steps=1),
+    )
+
+
+def test_storm_without_memory_is_momentum_without_memory() -> None:
+    same(FedSGDAM(lr=0.1, local_steps=3, alpha=1.0), MomentumLocalSGDA(lr=0.1, local_steps=3, momentum=1.0))
+
+
+def test_the_first_round_of_momentum_one_is_local_sgda() -> None:
+    same(MomentumLocalSGDA(lr=0.1, local_steps=3, momentum=1.0), LocalSGDA(lr=0.1, local_steps=3), rounds=1)
+
+
+# ------------------------------------------------------------------------------------------------- regularisers
+
+
+@pytest.mark.parametrize(
+    "spec", ["l1(0.3)", "l2(0.7)", "elastic_net(0.2, 0.5)", "box(-0.4, 0.6)", "group_lasso(0.5, 3)"]
+)
+def test_a_prox_minimises_what_it_says(spec: str) -> None:
+    """prox(v) is no worse than points around it for step g(u) + ||u - v||^2 / 2."""
+    g = projections.regulariser(spec)
+    rng = torch.Generator().manual_seed(0)
+    v, step = torch.randn(50, 7, generator=rng, dtype=torch.float64), 0.8
+    u = g.prox(v, step)
+
+    def value(u: torch.Tensor) -> torch.Tensor:
+        return step * g.value(u) + ((u - v) ** 2).sum(-1, keepdim=True) / 2
+
+    for size in (1e-3, 0.1, 1.0):
+        for _ in range(20):
+            near = u + size * torch.randn(u.shape, generator=rng, dtype=torch.float64)
+            if spec.startswith("box"):
+                near = near.clamp(-0.4, 0.6)
+            assert (value(near) >= value(u) - 1e-12).all()
+    assert (u != v).any()
+
+
+def test_only_weights_are_regularised() -> None:
+    problem = AUC(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)), p=0.3, regulariser="l1(10)")
+    z = problem.prox(torch.ones(1, problem.n_x + 1), 1.0)
+    kept = z[0].nonzero().squeeze(-1).tolist()
+    assert kept == [6, 7, 10, 11, 12, 13]  # two biases, one bias, a, b, alpha
+    assert problem.penalty(torch.ones(1, problem.n_x + 1)).item() == 80.0
+
+
+def test_an_l1_weight_makes_zeros() -> None:
+    run = drive(EXACT, auc("l1(0.3)"), one_class(), 400, batching=Batching(4))
+    assert (run.z[-1][:FEATURES] == 0).any()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: FFMDR(beta=0.0), "beta must be > 0, got 0.0"),
+        (
+            lambda: FFMDR(solver="newton"),
+            "solver must be one of sgda, extragradient, saga, exact, got 'newton'",
+        ),
+        (lambda: FFMDR(relaxation=2.0), "relaxation must be below 2, got 2.0"),
+        (lambda: FFMDR(stop="never"), "stop must be one of residual, fixed_epochs"),
+        (lambda: auc("l7(1)"), "prox: unknown name 'l7'"),
+        (lambda: auc("l1(-1)"), "l1: weight must be >= 0, got -1.0"),
+        (lambda: auc("group_lasso(0.1, 2.5)"), "size a whole number >= 1, got 0.1 and 2.5"),
+        (lambda: FedNormSGDA(weights="all"), "weights must be 'clients' or 'samples', got 'all'"),
+    ],
+)
+def test_refusals(make: Any, says: str) -> None:
+    with pytest.raises(FedsaddleError) as error:
+        make()
+    assert says in str(error.value)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    fed, _ = quadratics()
+    for problem, algorithm, says in (
+        (
+            QuadraticSaddle(4, 3),
+            FFMDR(),
+            "the strong concavity of QuadraticSaddle is not known; give modulus",
+        ),
+        (
+            AUC(nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), nn.Linear(3, 1)), p=0.5),
+            EXACT,
+            "needs a saddle field",
+        ),
+        (fs.ERM(nn.Linear(FEATURES, 1)), FedNest(), "has no dual variable to nest"),
+    ):
+        data = fed if isinstance(problem, QuadraticSaddle) else one_class()
+        with pytest.raises(FedsaddleError, match=says):
+            fs.train(problem, algorithm, data, rounds=1, participation=Uniform(2)).finish()
