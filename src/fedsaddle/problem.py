@@ -206,6 +206,8 @@ class ModelProblem(Problem):
         if self.regulariser is None:
             return z
         weights, g = self.flat.weights(z.device), projections.regulariser(self.regulariser)
+        if isinstance(lr, Tensor) and lr.ndim:
+            lr = lr[..., :1]  # of x, where x and y have steps of their own
         return z.index_copy(-1, weights, g.prox(z.index_select(-1, weights), lr))
 
     def penalty(self, z: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ An experiment is a folder experiments/PAPER/NAME with
 An experiment with variants, such as data sets, lists them in OPTIONS = {"data": (default, other, ...)}; its functions then
 take them by name, and obtained/ has a folder for each variant that was run. One that tunes in turn has STEPS in place of
 cells: functions (rows of the step before, quick, **options) -> cells, of which the last makes the table.
+extra_rows(quick, build, **options), where there is one, adds rows that are not runs of this experiment, such as published
+numbers; build makes a config from changes of base.toml.
 
 An experiment that looks at the course of its runs names metrics in CURVES: a row then has them beside its final metrics, and
 measure(curves), called for each run, derives further metrics from them.
@@ -111,6 +113,10 @@ def reproduce(
         earlier_rows.append(rows)
         rows = _tuned(
             folder / "base.toml", experiment, step(rows, quick, **chosen), seeds, journal, progress, title
+        )
+    if hasattr(experiment, "extra_rows"):
+        rows = rows + experiment.extra_rows(
+            quick, lambda change: _changed(folder / "base.toml", change), **chosen
         )
     verdicts: list[Verdict] = experiment.judge(rows)
     results = {
@@ -237,8 +243,8 @@ def _markdown(
         lines += [""]
     chosen = [
         f"- {row[experiment.ROWS]}, {row[experiment.COLUMNS]}: {row['chosen']}"
-        for row in rows
-        if row["chosen"]
+        for row in [*(r for step in results.get("tuned_before", []) for r in step), *rows]
+        if row.get("chosen")
     ]
     if chosen:
         lines += ["## Chosen on validation", "", *chosen, ""]

@@ -482,9 +482,7 @@ def ffmdr(c: Constants, run: Setting, *, rate: bool = False) -> Steps:
         "beta": beta,
         "accuracy": eps,
         "relaxation": 1.0,
-        "modulus": min(
-            1 / beta + min(c.mu_x or 0.0, 0.0) if c.mu_x is not None else 1 / beta - c.L, c.mu
-        ),
+        "modulus": min(1 / beta + min(c.mu_x or 0.0, 0.0) if c.mu_x is not None else 1 / beta - c.L, c.mu),
     }
     return Steps(
         values,
