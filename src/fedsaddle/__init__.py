@@ -6,9 +6,11 @@ from fedsaddle import data
 from fedsaddle.algorithms import (
     CODA,
     CODASCA,
+    DRFA,
     FFMDR,
     NPA,
     SCAFFOLD,
+    AgnosticFL,
     Algorithm,
     AmplifiedFedAvg,
     AmplifiedSCAFFOLD,
@@ -16,6 +18,7 @@ from fedsaddle.algorithms import (
     CyCpFedAvg,
     CyCpMinimax,
     CyCpPairwise,
+    DeltaFL,
     FedAvg,
     FedNest,
     FedNormSGDA,
@@ -27,8 +30,10 @@ from fedsaddle.algorithms import (
     LocalSGDA,
     MomentumLocalSGDA,
     PublishedCODASCA,
+    QFedAvg,
     RSMinimax,
     RSPairwise,
+    ScaffPD,
 )
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
@@ -44,8 +49,10 @@ from fedsaddle.problems import (
     PairwiseAUC,
     PartialAUC,
     QuadraticSaddle,
+    RobustRegression,
     nonconvex_pl_federation,
     quadratic_federation,
+    robust_regression_federation,
 )
 from fedsaddle.train import Run, train
 
@@ -55,10 +62,12 @@ except _metadata.PackageNotFoundError:  # run from a source tree that is not ins
     __version__ = "unknown"
 
 __all__ = [
-    "AUC", "Algorithm", "AmplifiedFedAvg", "AmplifiedSCAFFOLD", "CODA", "CODAPlus", "CODASCA", "Contrastive",
-    "Custom", "CyCpFedAvg", "CyCpMinimax", "CyCpPairwise", "Cyclic", "ERM", "FFMDR", "FeDXL2", "FedAvg", "FedNest",
-    "FedNormSGDA", "FedProx", "FedSGDA", "FedSGDAM", "FedSGDAPlus", "Federation", "FedsaddleError", "Full",
-    "Independent", "LocalSGDA", "Markov", "MomentumLocalSGDA", "NPA", "NonconvexPL", "PairwiseAUC", "PartialAUC",
-    "Participation", "Problem", "PublishedCODASCA", "QuadraticSaddle", "RSMinimax", "RSPairwise", "Run", "SCAFFOLD",
-    "Trace", "Uniform", "data", "group_norm", "nonconvex_pl_federation", "quadratic_federation", "train",
+    "AUC", "AgnosticFL", "Algorithm", "AmplifiedFedAvg", "AmplifiedSCAFFOLD", "CODA", "CODAPlus", "CODASCA",
+    "Contrastive", "Custom", "CyCpFedAvg", "CyCpMinimax", "CyCpPairwise", "Cyclic", "DRFA", "DeltaFL", "ERM",
+    "FFMDR", "FeDXL2", "FedAvg", "FedNest", "FedNormSGDA", "FedProx", "FedSGDA", "FedSGDAM", "FedSGDAPlus",
+    "Federation", "FedsaddleError", "Full", "Independent", "LocalSGDA", "Markov", "MomentumLocalSGDA", "NPA",
+    "NonconvexPL", "PairwiseAUC", "PartialAUC", "Participation", "Problem", "PublishedCODASCA", "QFedAvg",
+    "QuadraticSaddle", "RSMinimax", "RSPairwise", "RobustRegression", "Run", "SCAFFOLD", "ScaffPD", "Trace",
+    "Uniform", "data", "group_norm", "nonconvex_pl_federation", "quadratic_federation",
+    "robust_regression_federation", "train",
 ]  # fmt: skip

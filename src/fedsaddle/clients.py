@@ -162,7 +162,8 @@ class Clients(ABC):
 
         Args:
             who: participants; by default the round's.
-            weights: None (each participant equally), "samples" (by local sample count), or one weight a client [N].
+            weights: None (each participant equally), "samples" (by local sample count), or one weight a client [N], with
+                replicas [R, N].
 
         Returns:
             the mean reply, every tensor [1, k] (rows [S, k] where the reply is marked `Each`), and M/N, the share of
@@ -176,7 +177,9 @@ class Clients(ABC):
         for ids, counts, replies in self._exchange(work, message, who):
             w = torch.as_tensor(counts, dtype=torch.float64)  # [..., S]
             if per_client is not None:
-                w = w * per_client.to("cpu", torch.float64)[torch.as_tensor(ids)]
+                per = per_client.to("cpu", torch.float64)
+                at = torch.as_tensor(ids)
+                w = w * (per[at] if per.ndim == 1 or at.ndim == 1 else per.gather(-1, at))
             part = _weighted(replies, w, torch.as_tensor(ids))
             sums = part if sums is None else _added(sums, part)
             total = total + w.sum(-1)[..., None, None]
@@ -199,6 +202,10 @@ class Clients(ABC):
         self._draws += 1
         if m is None:
             return self._draw(self._draws)
+        if p is not None and len(self.seeds) > 1:
+            raise FedsaddleError(
+                "replicas: participants drawn by weights differ from replica to replica; run them apart"
+            )
         round = max(self.round, 0)
 
         def drawn(seed: int) -> Draw:

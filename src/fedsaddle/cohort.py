@@ -309,6 +309,17 @@ class Cohort:
 
         return torch.stack([self.apply(part, z, batch) for batch in self.everything()]).sum(0)
 
+    def minibatch_loss(self, z: Tensor) -> Tensor:
+        """Local objective on one fresh minibatch (on all samples where steps take all): [S, 1]."""
+        if self._batching.size is None:
+            return self.full_loss(self.each(z))
+
+        def mean(z: Tensor, batch: Batch) -> Tensor:
+            return (self.problem.losses(z, batch.data) * batch.w).sum(-1, keepdim=True)
+
+        loss: Tensor = self.apply(mean, z, self.batch(self._batching.size))
+        return loss
+
     def normal(self, k: int) -> Tensor:
         """Standard normal numbers, a function of (seed, round, phase, client, draws before): [S, k]."""
         self._normals += 1

@@ -31,6 +31,26 @@ def simplex() -> Prox:
     return project
 
 
+def capped_simplex(cap: float = 1.0) -> Prox:
+    """Euclidean projection on {0 <= v <= cap, sum v = 1}: clip(v - t, 0, cap), with t from the sorted break points."""
+
+    def project(v: Tensor, lr: float | Tensor) -> Tensor:
+        n = v.shape[-1]
+        if cap * n < 1 - 1e-12:
+            raise FedsaddleError(f"capped_simplex: cap must be at least 1/{n} for {n} entries, got {cap}")
+        breaks = (
+            torch.cat([v, v - cap], dim=-1).sort(dim=-1).values
+        )  # the sum falls from cap n to 0 along these
+        total = (v.unsqueeze(-2) - breaks.unsqueeze(-1)).clamp(0.0, cap).sum(-1)  # [..., 2n]
+        at = (total >= 1 - 1e-12).sum(-1, keepdim=True).clamp(1, 2 * n - 1) - 1
+        left, right = breaks.gather(-1, at), breaks.gather(-1, at + 1)
+        high, low = total.gather(-1, at), total.gather(-1, at + 1)
+        share = torch.where(high > low, (high - 1) / (high - low), 0.0).clamp(0.0, 1.0)
+        return (v - (left + share * (right - left))).clamp(0.0, cap)
+
+    return project
+
+
 def box(low: float = -1.0, high: float = 1.0) -> Prox:
     """Projection on low <= v <= high."""
     if not low < high:
@@ -99,6 +119,7 @@ def _grouped(v: Tensor, size: int) -> Tensor:
 
 PROJECTIONS: dict[str, Callable[..., Prox]] = {
     "simplex": simplex,
+    "capped_simplex": capped_simplex,
     "box": box,
     "nonnegative": nonnegative,
     "ball": ball,

@@ -32,6 +32,8 @@ def stackable(runs: Sequence[Run]) -> str | None:
     first = runs[0]
     if first.machine.engine != "stacked":
         return f"the engine is {first.machine.engine}"
+    if not first.algorithm.stacks:
+        return f"who takes part in a round of {type(first.algorithm).__name__} depends on how it goes"
     if first.machine.offload:
         return "the data stay on the CPU"
     for run in runs:

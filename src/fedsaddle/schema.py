@@ -28,7 +28,12 @@ from fedsaddle.federation import Federation
 from fedsaddle.models import FROM_SHAPE, MODELS
 from fedsaddle.participation import PARTICIPATION
 from fedsaddle.partitions import PARTITIONS, TRANSFORMS
-from fedsaddle.problems import PROBLEMS, nonconvex_pl_federation, quadratic_federation
+from fedsaddle.problems import (
+    PROBLEMS,
+    nonconvex_pl_federation,
+    quadratic_federation,
+    robust_regression_federation,
+)
 from fedsaddle.toml import quoted, to_key
 from fedsaddle.train import train
 
@@ -37,6 +42,7 @@ Tree = dict[str, Any]  # what a TOML file, or a section of it, holds
 GENERATED: dict[str, Callable[..., Federation]] = {
     "quadratic": quadratic_federation,
     "nonconvex_pl": nonconvex_pl_federation,
+    "robust_regression": robust_regression_federation,
 }
 NAMED: dict[str, Mapping[str, Any]] = {  # section -> name -> class, function or DatasetInfo
     "data": {**DATASETS, **GENERATED},

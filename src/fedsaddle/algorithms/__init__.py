@@ -5,12 +5,14 @@ from fedsaddle.algorithms.coda import CODA, NPA, CODAPlus
 from fedsaddle.algorithms.codasca import CODASCA
 from fedsaddle.algorithms.codasca_published import PublishedCODASCA
 from fedsaddle.algorithms.cycp import AmplifiedFedAvg, AmplifiedSCAFFOLD, CyCpFedAvg, CyCpMinimax, RSMinimax
+from fedsaddle.algorithms.fair import DRFA, DeltaFL, QFedAvg
 from fedsaddle.algorithms.fedavg import SCAFFOLD, FedAvg, FedProx, LocalSGDA
 from fedsaddle.algorithms.fednest import FedNest
 from fedsaddle.algorithms.fedsgda import FedSGDA
 from fedsaddle.algorithms.ffmdr import FFMDR
 from fedsaddle.algorithms.local_minimax import FedNormSGDA, FedSGDAM, FedSGDAPlus, MomentumLocalSGDA
 from fedsaddle.algorithms.pairwise import CyCpPairwise, FeDXL2, RSPairwise
+from fedsaddle.algorithms.scaffpd import AgnosticFL, ScaffPD
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "local_sgda": LocalSGDA,
@@ -37,6 +39,11 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedsgda_plus": FedSGDAPlus,
     "fedsgda_m": FedSGDAM,
     "fednest": FedNest,
+    "scaff_pd": ScaffPD,
+    "afl": AgnosticFL,
+    "drfa": DRFA,
+    "q_fedavg": QFedAvg,
+    "delta_fl": DeltaFL,
 }
 
 __all__ = [
@@ -51,7 +58,12 @@ __all__ = [
     "ALGORITHMS",
     "CODA",
     "CODASCA",
+    "DRFA",
     "FFMDR",
+    "AgnosticFL",
+    "DeltaFL",
+    "QFedAvg",
+    "ScaffPD",
     "NPA",
     "SCAFFOLD",
     "Algorithm",

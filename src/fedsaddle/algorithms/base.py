@@ -56,6 +56,7 @@ class Algorithm(ABC):
         """What a client remembers before its first work, every tensor [1, ...]; None for stateless clients."""
         return None
 
+    stacks: ClassVar[bool] = True  # whether replicas can be computed together
     pairwise: ClassVar[bool] = False  # whether it is made for problems on pairs of samples
 
     def check(self, problem: Problem) -> None:

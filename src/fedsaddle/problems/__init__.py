@@ -7,6 +7,7 @@ from fedsaddle.problems.erm import ERM
 from fedsaddle.problems.nonconvex_pl import NonconvexPL, nonconvex_pl_federation
 from fedsaddle.problems.pairwise import Contrastive, PairwiseAUC, PartialAUC
 from fedsaddle.problems.quadratic import QuadraticSaddle, quadratic_federation
+from fedsaddle.problems.robust_regression import RobustRegression, robust_regression_federation
 
 PROBLEMS: dict[str, type[Problem]] = {
     "auc": AUC,
@@ -16,6 +17,7 @@ PROBLEMS: dict[str, type[Problem]] = {
     "contrastive": Contrastive,
     "quadratic": QuadraticSaddle,
     "nonconvex_pl": NonconvexPL,
+    "robust_regression": RobustRegression,
 }  # Custom needs Python: it has no name in a config
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "PairwiseAUC",
     "PartialAUC",
     "QuadraticSaddle",
+    "RobustRegression",
     "nonconvex_pl_federation",
     "quadratic_federation",
+    "robust_regression_federation",
 ]

@@ -648,6 +648,11 @@ def amplified_scaffold(c: Constants, run: Setting) -> Steps:
     return _rule_of_thumb("AmplifiedSCAFFOLD", c, run)
 
 
+def weighted(c: Constants, run: Setting) -> Steps:
+    """AFL, DRFA, q-FedAvg, Delta-FL: lr = 1/(L I); a rule of thumb, not one of the five papers."""
+    return _rule_of_thumb("Weighted averaging", c, run)
+
+
 def local_minimax(c: Constants, run: Setting) -> Steps:
     """Momentum Local SGDA, Fed-Norm-SGDA, FedSGDA+, FedSGDA-M: lr = lr_dual = 1/(L I); a rule of thumb."""
     steps = local_sgda(c, run)
@@ -705,6 +710,10 @@ THEOREMS: dict[str, Callable[..., Steps]] = {
     "fedsgda_plus": local_minimax,
     "fedsgda_m": local_minimax,
     "fednest": fednest,
+    "afl": weighted,
+    "drfa": weighted,
+    "q_fedavg": weighted,
+    "delta_fl": weighted,
     "ffmdr": ffmdr,
     "scaff_pd": scaff_pd,
 }

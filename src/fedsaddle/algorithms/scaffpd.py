@@ -1,0 +1,233 @@
+"""SCAFF-PD and AFL: distributionally robust federated learning by primal-dual steps, the clients' weights on the server.
+
+SCAFF-PD: Yu, Karimireddy, Ma, Jordan 2023, Algorithm 1. AFL: Mohri, Sivek, Suresh 2019.
+
+    paper                  | here
+    -----------------------+--------------------------------------------------------------
+    x, f_i                 | z, the problem's local objective (a min-max problem's field serves too)
+    lambda, psi, Lambda    | lam, ambiguity (ambiguity.py); they never travel
+    tau_r, sigma_r, theta_r| step of x, step of lambda, extrapolation
+    eta_l, J               | lr = tau / (J server_lr), local_steps
+    c_i, c                 | c_k: the client's gradient at x^r; c: their mean by the new weights
+    Delta_i                | (x^r - u) / (eta_l J), the client's mean direction
+
+    s = (1 + theta) L^r - theta L^{r-1}
+    lambda^{r+1} = argmin psi(lambda) - <s, lambda> + ||lambda - lambda^r||^2 / (2 sigma)
+    u <- u - eta_l (g_i(u) - c_i + c),   x^{r+1} = x^r - tau sum_i lambda_i^{r+1} Delta_i
+
+Deviations: in the first round L^{r-1} = L^r (E5.1). c is the mean by the new weights (E5.2). The growing schedule also
+shrinks tau, as the proof of Lemma B.3 has it (E5.3). eta_l follows from tau (E5.4). Where not all clients take part, those
+that do not keep their last losses, and the sums go over the participants with their weights scaled to one: the method then
+follows stale losses and its theorems do not apply.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsaddle import ambiguity as sets
+from fedsaddle.algorithms.base import Algorithm, Citation
+from fedsaddle.clients import Clients, Control, Once
+from fedsaddle.cohort import Cohort
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.problem import Batch, Problem
+
+
+class Monitors(NamedTuple):
+    """[1, 1] each."""
+
+    robust_loss: Tensor  # max over lambda of <lambda, L> - psi(lambda), at the losses of this round's start
+    largest_weight: Tensor
+
+
+class State(NamedTuple):
+    z: Tensor  # [1, d]
+    lam: Tensor | None  # the clients' weights [1, N]; equal before the first round
+    losses: Tensor | None  # of the round before [1, N]
+    round: int
+    monitors: Monitors | None
+
+
+@dataclass(frozen=True)
+class Robust(Algorithm):
+    """What methods with weights on the server share.
+
+    Args:
+        ambiguity: "chi2(0.1)", "afl", "cvar(0.2)", "q_ffl(1)", "average", or one's own set.
+    """
+
+    ambiguity: Any = "chi2(0.1)"
+
+    def __post_init__(self) -> None:
+        sets.named(self.ambiguity)
+
+    def init(self, z: Tensor, problem: Problem) -> State:
+        return State(z, None, None, 0, None)
+
+    def _known(self, s: State, clients: Clients, who: Tensor, L: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(lambda, losses of the round before, losses now) [1, N]; clients that did not answer keep their last loss."""
+        lam = s.lam
+        if lam is None:
+            lam = sets.named(self.ambiguity).start(clients.n_clients, s.z).expand(*s.z.shape[:-1], -1)
+        now = (
+            L.mean(-2, keepdim=True).expand_as(lam) if s.losses is None else s.losses
+        )  # not heard of yet: the mean
+        at = who.to(s.z.device).expand(*s.z.shape[:-2], -1).unsqueeze(-2)
+        now = now.scatter(-1, at, L.mT.to(now))
+        return lam, now if s.losses is None else s.losses, now
+
+
+class Down(NamedTuple):
+    z: Any  # once a round
+    c: Tensor | None
+    lr: Any = None  # eta_l of the round, control
+
+
+@dataclass(frozen=True)
+class ScaffPD(Robust):
+    """SCAFF-PD: drift-corrected local steps for the worst mixture of clients; two phases a round.
+
+    Args:
+        tau: step of x on gradients.
+        sigma: step of the weights.
+        theta: extrapolation of the losses, in [0, 1].
+        local_steps: J.
+        server_lr: eta_g >= 1; the local step is tau / (J eta_g).
+        mu_x: strong convexity for the growing schedule, for ambiguity sets without a strongly convex psi (AFL, CVaR):
+            gamma_{r+1} = gamma_r (1 + mu_x tau_r), tau_{r+1} = tau_r sqrt(gamma_r / gamma_{r+1}), sigma_r = gamma_r tau_r,
+            theta_r = sigma_{r-1} / sigma_r, with gamma_0 = sigma / tau; theta is not used then. None: constant steps.
+        corrected: False leaves the corrections out.
+    """
+
+    tau: float = 0.1
+    sigma: float = 1.0
+    theta: float = 0.9
+    local_steps: int = 10
+    server_lr: float = 1.0
+    mu_x: float | None = None
+    corrected: bool = True
+
+    cites = Citation(
+        "yu2023scaffpd",
+        "Yu, Yaodong and Karimireddy, Sai Praneeth and Ma, Yi and Jordan, Michael I.",
+        "Scaff-PD: Communication Efficient Fair and Robust Federated Learning",
+        "TMLR",
+        2023,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_positive("tau", "sigma", "local_steps", "server_lr")
+        self._require_nonnegative("theta")
+        if self.theta > 1:
+            raise FedsaddleError(f"ScaffPD: theta must be at most 1, got {self.theta}")
+        if self.mu_x is not None:
+            self._require_positive("mu_x")
+
+    def memory(self, z: Tensor, problem: Problem) -> Tensor:
+        return torch.zeros_like(z)  # c_i, from the first phase of a round to its second
+
+    def steps_of(self, r: int) -> tuple[Any, Any, Any]:
+        """(tau_r, sigma_r, theta_r)."""
+        if self.mu_x is None:
+            return self.tau, self.sigma, self.theta
+        tau, gamma, before = self.tau, self.sigma / self.tau, None
+        for _ in range(r):
+            new = gamma * (1 + self.mu_x * tau)
+            before, tau, gamma = gamma * tau, tau * (gamma / new) ** 0.5, new
+        return tau, gamma * tau, 1.0 if before is None else before / (gamma * tau)
+
+    def round(self, s: State, clients: Clients) -> State:
+        tau, sigma, theta = self.steps_of(s.round)
+        psi, point = sets.named(self.ambiguity), Once(s.z, version=s.round, name="point")
+        who, heard = clients.gather(self.losses_and_gradients, Down(point, None))
+        lam, before, now = self._known(s, clients, who, heard.loss)
+        lam = psi.prox(lam, (1 + theta) * now - theta * before, sigma)
+        own = lam.gather(-1, who.to(lam.device).expand(*s.z.shape[:-2], -1).unsqueeze(-2))  # [1, S]
+        own = own / own.sum(-1, keepdim=True) if len(who) < clients.n_clients else own
+        c = own @ heard.gradient  # by the new weights
+        lr = Control.of(tau / (self.local_steps * self.server_lr), s.z)
+        mean, _ = clients.mean(self.corrected_steps, Down(point, c, lr), weights=lam.squeeze(-2))
+        scale = own.sum(-1, keepdim=True)  # 1, but for q-FFL
+        z = clients.problem.prox(s.z - tau * scale * mean[0], tau)
+        return State(z, lam, now, s.round + 1, Monitors(psi.value(now), lam.amax(-1, keepdim=True)))
+
+    def losses_and_gradients(self, cohort: Cohort, m: Down) -> tuple[LossAndGradient, Tensor]:
+        z = cohort.each(m.z)
+        c_k = cohort.full_field(z)
+        return LossAndGradient(cohort.full_loss(z), c_k), c_k
+
+    def corrected_steps(self, cohort: Cohort, m: Down) -> tuple[tuple[Tensor], Tensor]:
+        c_k, z = cohort.memory, cohort.each(m.z)
+
+        def step(u: Tensor, batch: Batch) -> Tensor:
+            g = cohort.field(u, batch)
+            new: Tensor = u - m.lr * (g - c_k + m.c if self.corrected else g)
+            return new
+
+        u = cohort.scan(step, z, self.local_steps)
+        return ((z - u) / (m.lr * self.local_steps),), c_k
+
+
+class LossAndGradient(NamedTuple):
+    loss: Tensor  # [S, 1]
+    gradient: Tensor  # [S, d]
+
+
+class Local(NamedTuple):
+    z: Tensor  # where the local steps ended, or the gradient
+    loss: Any  # Each: f_i at the received point [S, 1]
+
+
+@dataclass(frozen=True)
+class AgnosticFL(Robust):
+    """AFL with local steps: the clients' models averaged by weights that follow their losses.
+
+    Args:
+        lr: local step size.
+        local_steps: J; 1 is the original method, one gradient a client and round.
+        dual_lr: step of the weights.
+    """
+
+    ambiguity: Any = "afl"
+    lr: float = 0.01
+    local_steps: int = 10
+    dual_lr: float = 0.1
+
+    cites = Citation(
+        "mohri2019agnostic",
+        "Mohri, Mehryar and Sivek, Gary and Suresh, Ananda Theertha",
+        "Agnostic Federated Learning",
+        "ICML",
+        2019,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_positive("lr", "local_steps")
+        self._require_nonnegative("dual_lr")
+
+    def round(self, s: State, clients: Clients) -> State:
+        psi = sets.named(self.ambiguity)
+        lam = s.lam
+        if lam is None:
+            lam = psi.start(clients.n_clients, s.z).expand(*s.z.shape[:-1], -1)
+        who, heard = clients.gather(self.local_descent, (s.z,))
+        _, _, now = self._known(s, clients, who, heard.loss)
+        own = lam.gather(-1, who.to(lam.device).expand(*s.z.shape[:-2], -1).unsqueeze(-2))
+        z = own / own.sum(-1, keepdim=True) @ heard.z
+        new = psi.prox(lam, now, self.dual_lr) if self.dual_lr else lam
+        monitors = Monitors(psi.value(now), new.amax(-1, keepdim=True))
+        return State(clients.problem.prox(z, 0.0), new, now, s.round + 1, monitors)
+
+    def local_descent(self, cohort: Cohort, m: tuple[Tensor]) -> tuple[Local, None]:
+        z = cohort.each(m[0])
+
+        def step(u: Tensor, batch: Batch) -> Tensor:
+            return cohort.prox(u - self.lr * cohort.field(u, batch), self.lr)
+
+        return Local(cohort.scan(step, z, self.local_steps), cohort.full_loss(z)), None
