@@ -20,9 +20,11 @@ import torch
 from fedsaddle.algorithms import (
     CODA,
     CODASCA,
+    DRFA,
     FFMDR,
     NPA,
     SCAFFOLD,
+    AgnosticFL,
     Algorithm,
     AmplifiedFedAvg,
     AmplifiedSCAFFOLD,
@@ -30,6 +32,7 @@ from fedsaddle.algorithms import (
     CyCpFedAvg,
     CyCpMinimax,
     CyCpPairwise,
+    DeltaFL,
     FedAvg,
     FedNest,
     FedNormSGDA,
@@ -41,8 +44,10 @@ from fedsaddle.algorithms import (
     LocalSGDA,
     MomentumLocalSGDA,
     PublishedCODASCA,
+    QFedAvg,
     RSMinimax,
     RSPairwise,
+    ScaffPD,
 )
 from fedsaddle.clients import Clients, NobodyAnswered
 from fedsaddle.cohort import Batching
@@ -68,6 +73,7 @@ from tests.reference import ffmdr as ref_ffmdr
 from tests.reference import pairwise as ref_pairwise
 from tests.reference import problems as refproblems
 from tests.reference import sampling as refsampling
+from tests.reference import scaffpd as ref_robust
 from tests.reference import synthetic_pl as ref_pl
 
 SEED = 7
@@ -549,6 +555,12 @@ CASES: dict[str, Case] = {
     "ffmdr-saga": Case(
         FFMDR(beta=1.5, solver="saga", lr=0.2, epochs=3, accuracy=0.5), "auc_l1", ffmdr, participation=SOME
     ),
+    "ffmdr-saga-few": Case(
+        FFMDR(beta=1.5, solver="saga", lr=0.1, lr_dual=0.2, epochs=2, stop="fixed_epochs"),
+        "quadratic",
+        ffmdr,
+        Batching(2),
+    ),
     "ffmdr-extragradient": Case(
         FFMDR(beta=0.5, solver="extragradient", lr=0.2, epochs=4, modulus=0.8, accuracy=0.3),
         "quadratic",
@@ -602,6 +614,42 @@ CASES: dict[str, Case] = {
     "fednest-margin": Case(FedNest(lr=0.2, local_steps=2), "auc_margin", ref_ffmdr.fednest, REPLACE),
     "fednest-uncorrected": Case(
         FedNest(lr=0.2, local_steps=3, corrected=False), "quadratic", ref_ffmdr.fednest, Batching(2), SOME
+    ),
+    # distributionally robust learning
+    "scaff_pd": Case(
+        ScaffPD(ambiguity="chi2(0.3)", tau=0.3, sigma=0.8, theta=0.7, local_steps=3, server_lr=1.5),
+        "logistic",
+        ref_robust.scaff_pd,
+    ),
+    "scaff_pd-growing": Case(
+        ScaffPD(ambiguity="cvar(0.4)", tau=0.2, sigma=0.1, local_steps=2, mu_x=0.3),
+        "squared",
+        ref_robust.scaff_pd,
+        REPLACE,
+    ),
+    "scaff_pd-uncorrected": Case(
+        ScaffPD(ambiguity="afl", tau=0.2, sigma=0.1, theta=0.5, local_steps=3, corrected=False),
+        "logistic",
+        ref_robust.scaff_pd,
+    ),
+    "afl": Case(AgnosticFL(lr=0.2, local_steps=3, dual_lr=0.15), "logistic", ref_robust.afl),
+    "afl-chi2": Case(
+        AgnosticFL(ambiguity="chi2(0.5)", lr=0.1, local_steps=2, dual_lr=0.3), "squared", ref_robust.afl
+    ),
+    "drfa": Case(
+        DRFA(lr=0.2, local_steps=3, dual_lr=0.05), "logistic", ref_robust.drfa, participation=Uniform(4)
+    ),
+    "drfa-chi2": Case(
+        DRFA(ambiguity="chi2(0.2)", lr=0.1, local_steps=4, dual_lr=0.02),
+        "logistic",
+        ref_robust.drfa,
+        participation=SOME,
+    ),
+    "q_fedavg": Case(
+        QFedAvg(lr=0.3, local_steps=3, q=1.5), "logistic", ref_robust.q_fedavg, participation=SOME
+    ),
+    "delta_fl": Case(
+        DeltaFL(lr=0.2, local_steps=3, tail=0.37), "logistic", ref_robust.delta_fl, participation=Uniform(5)
     ),
     # FedSGDA
     "fedsgda": Case(FedSGDA(lr=0.2, lr_dual=0.3, local_steps=3), "auc", fedsgda, participation=SOME),
@@ -699,6 +747,8 @@ def reference_arguments(case: Case) -> dict[str, Any]:
         return ffmdr_arguments(case)
     if case.reference.__module__ == ref_ffmdr.__name__:
         return local_minimax_arguments(case)
+    if case.reference.__module__ == ref_robust.__name__:
+        return robust_arguments(case)
     if case.reference.__module__ == ref_pairwise.__name__:
         return pairwise_arguments(case)
     who = participants(case.participation, N)
@@ -900,6 +950,86 @@ def local_minimax_arguments(case: Case) -> dict[str, Any]:
     I = lambda k: alg.local_steps
     return common | dict(
         full_field=full, alpha=alg.lr, beta=lr_dual, T=alg.inner_loops, I_x=I, I_y=I, corrected=alg.corrected
+    )
+
+
+AMBIGUITY = {
+    "chi2": ref_robust.chi2,
+    "cvar": ref_robust.cvar,
+    "afl": ref_robust.afl_set,
+}
+
+
+def robust_arguments(case: Case) -> dict[str, Any]:
+    twin, alg = TWINS[case.twin], case.algorithm
+    clients = clients_of(twin.data())
+    N, sizes = len(clients), [len(c["y"]) for c in clients]
+
+    def on(k: int, x: np.ndarray, rows: list[int], w: list[float]) -> np.ndarray:
+        return twin.field(x, {f: v[rows] for f, v in clients[k].items()}, w, clients)
+
+    def value(k: int, x: np.ndarray, rows: list[int], w: list[float]) -> float:
+        h, y = clients[k]["x"][rows] @ x[:-1] + x[-1], clients[k]["y"][rows]
+        each = np.logaddexp(0, np.where(y == 1, -h, h)) if case.twin == "logistic" else (h - y) ** 2 / 2
+        return float(np.dot(w, each))
+
+    def everything(k: int) -> tuple[list[int], list[float]]:
+        return list(range(sizes[k])), [1 / sizes[k]] * sizes[k]
+
+    def field(k: int, x: np.ndarray, r: int, t: int, phase: int = 0) -> np.ndarray:
+        return on(k, x, *minibatch(r, phase, t, k, sizes[k], case.batching))
+
+    common = dict(field=field, N=N, x0=twin.z0(), rounds=case.rounds)
+    loss = lambda k, x: value(k, x, *everything(k))
+    who = participants(case.participation, N)
+    if isinstance(alg, QFedAvg):
+        return common | dict(loss=loss, who=who, q=alg.q, lr=alg.lr, local_steps=alg.local_steps)
+    if isinstance(alg, DeltaFL):
+        level = 1 - alg.tail
+        return common | dict(
+            loss=loss, who=who, sizes=sizes, level=level, lr=alg.lr, local_steps=alg.local_steps
+        )
+    name, _, number = alg.ambiguity.partition("(")
+    chosen = AMBIGUITY[name](*([float(number[:-1])] if number else []))
+    if isinstance(alg, AgnosticFL):
+        return common | dict(
+            loss=loss, lr=alg.lr, lr_lambda=alg.dual_lr, local_steps=alg.local_steps, ambiguity=chosen
+        )
+    if isinstance(alg, DRFA):
+        M = len(case.participation.draw(N, SEED, 0).ids)
+
+        def by_weight(r: int, lam: np.ndarray) -> list[int]:
+            p = np.clip(lam, 0, None)
+            return (
+                np.random.default_rng([refsampling.SERVER, SEED, r, 1])
+                .choice(N, size=M, p=p / p.sum())
+                .tolist()
+            )
+
+        return common | dict(
+            stochastic_loss=lambda k, x, r: value(k, x, *minibatch(r, 1, 0, k, sizes[k], case.batching)),
+            sample_lambda=by_weight,
+            sample_uniform=lambda r: Uniform(M).draw(N, SEED, r, 2).ids.tolist(),
+            snapshot=lambda r: refsampling.server_integer(SEED, r, alg.local_steps) + 1,
+            lr=alg.lr,
+            local_steps=alg.local_steps,
+            gamma=alg.dual_lr,
+            ambiguity=None if name == "afl" else chosen,
+        )
+    steps = dict(tau=alg.tau, sigma=alg.sigma, theta=alg.theta)
+    if alg.mu_x is not None:
+        steps = dict(schedule=ref_robust.growing_schedule(alg.mu_x, alg.tau, alg.sigma / alg.tau))
+    return (
+        common
+        | steps
+        | dict(
+            full_gradient=lambda k, x: on(k, x, *everything(k)),
+            loss=loss,
+            ambiguity=chosen,
+            local_steps=alg.local_steps,
+            eta_g=alg.server_lr,
+            correction=alg.corrected,
+        )
     )
 
 

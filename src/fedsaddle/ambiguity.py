@@ -98,8 +98,8 @@ class CVaR(AFL):
 
     def best(self, losses: Tensor) -> Tensor:
         n = losses.shape[-1]
-        rank = losses.argsort(-1, descending=True).argsort(-1)  # 0 for the largest
-        return (1 - self._cap(n) * rank).clamp(0.0, self._cap(n)).to(losses)
+        rank = losses.argsort(-1, descending=True).argsort(-1).to(losses)  # 0 for the largest
+        return (1 - self._cap(n) * rank).clamp(0.0, self._cap(n))
 
     def prox(self, lam: Tensor, s: Tensor, sigma: float | Tensor) -> Tensor:
         return capped_simplex(self._cap(lam.shape[-1]))(lam + sigma * s, 0.0)

@@ -287,7 +287,9 @@ class Cohort:
         return torch.stack(columns, dim=-1), c
 
     def epoch(self) -> tuple[Tensor, int]:
-        """Steps that go once over a client's samples [S, 1], and the largest of them."""
+        """As many steps as a client has minibatches in its samples [S, 1], and the largest of these numbers."""
+        if self._batching.size is None:  # a step takes all of them
+            return torch.ones_like(self.sizes).unsqueeze(-1), 1
         B = self.batch_size
         return (-(-self.sizes // B)).unsqueeze(-1), -(-self._longest // B)
 

@@ -32,7 +32,9 @@ class Batch(NamedTuple):
 
     data: Data  # every field [..., S, B, ...]
     w: Tensor  # weights [..., S, B]: sum to one over a client's samples; 0 marks an absent slot
-    places: Tensor | None = None  # with two sides: which of its side's samples each one is [..., S, B]
+    places: Tensor | None = (
+        None  # which of its client's samples (with two sides: of its side's) each one is [..., S, B]
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -342,9 +342,10 @@ class Run:
                 k: v if math.isfinite(v) else None for k, v in found.evaluation.values.items()
             }  # None: undefined
             self.by_client = found.evaluation.by_client
-            record |= {
+            monitors = {
                 k: v.item() for k, v in _monitors(self.state).items()
-            }  # how the algorithm's own sequence converges
+            }  # of the algorithm's own sequence
+            record |= {k: v if math.isfinite(v) else None for k, v in monitors.items()}
         record["seconds"] = time.perf_counter() - started
         self._records.append(record)
         if self.out is not None:

@@ -138,11 +138,12 @@ def test_response_and_prox_beat_every_other_point(name):
         response, prox = ambiguity.response(L), ambiguity.prox(s, lam0, sigma)
         close(ambiguity.project(response), response, 1e-14)
         close(ambiguity.project(prox), prox, 1e-14)
-        assert ambiguity.value(L) == pytest.approx(response @ L - ambiguity.psi(response), abs=1e-14)
+        value = ambiguity.value(L)
+        assert value == pytest.approx(response @ L - ambiguity.psi(response), abs=1e-14)
         for point in points_of(name, 5, rng, 60):
             for weight in (1.0, 1e-2):  # far away and close by
                 other = (1 - weight) * response + weight * point
-                assert other @ L - ambiguity.psi(other) <= ambiguity.value(L) + 1e-12
+                assert other @ L - ambiguity.psi(other) <= value + 1e-12
                 other = (1 - weight) * prox + weight * point
                 assert to_minimise(other) >= to_minimise(prox) - 1e-12
         close(ambiguity.prox(s, lam0, 0.0), lam0, 1e-14)

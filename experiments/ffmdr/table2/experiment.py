@@ -15,7 +15,6 @@ METRICS = {
     "best": "Largest test AUC over the rounds (the paper's measure)",
     "chosen": "Test AUC at the round with the best validation AUC",
     "auc": "Test AUC at the end",
-    "rounds_to": "Rounds until the validation AUC is within 0.001 of its best",
 }
 SELECT = "valid_best"
 SEEDS = [0, 1, 2]
@@ -36,6 +35,7 @@ PAPER = {
 }  # fmt: skip
 STEP = [0.1, 0.01, 0.001, 0.0001]
 EPOCHS, BATCH, CLIENTS = 5, 40, 20
+TRIED = {"CODASCA": 4, "Fed-Norm-SGDA": 4, "FedSGDA": 8, "FEDNEST": 4, "FFMDR": 16 + 5}
 
 
 def _local_steps(data, quick):
@@ -109,12 +109,13 @@ STEPS = [first, accuracies]
 def measure(curves):
     """Of one run."""
     valid, best = curves["valid_auc"], max(curves["valid_auc"])
-    return {
-        "best": max(curves["auc"]),
-        "chosen": curves["auc"][valid.index(best)],
-        "valid_best": best,
-        "rounds_to": next(r for r, v in zip(curves["round"], valid, strict=True) if v >= best - 0.001),
-    }
+    return {"best": max(curves["auc"]), "chosen": curves["auc"][valid.index(best)], "valid_best": best}
+
+
+def rounds_to(row, level):
+    """Rounds until the mean over seeds of the validation AUC reaches a level; None if it never does."""
+    mean = [sum(v) / len(v) for v in zip(*row["curves"]["valid_auc"], strict=True)]
+    return next((r for r, v in zip(row["curves"]["round"], mean, strict=True) if v >= level), None)
 
 
 def extra_rows(quick, build, data):
@@ -164,21 +165,27 @@ def centralised(config):
 
 
 def judge(rows):
-    data = rows[0]["data"]
-    best = {r["method"]: r["metrics"]["best"]["mean"] for r in rows}
-    speed = {r["method"]: r["metrics"]["rounds_to"]["mean"] for r in rows if "rounds_to" in r["metrics"]}
-    others = {m: best[m] for m in speed if m != "FFMDR"}
+    data, runs = rows[0]["data"], [r for r in rows if "curves" in r]
+    best = {r["method"]: r["metrics"]["best"] for r in rows}
+    others = {r["method"]: best[r["method"]]["mean"] for r in runs if r["method"] != "FFMDR"}
     second = max(others, key=lambda m: others[m])
+    spread = max(best["FFMDR"]["std"], best[second]["std"])
+    level = max(r["metrics"]["valid_best"]["mean"] for r in runs) - 0.002
+    speed = {r["method"]: rounds_to(r, level) for r in runs}
+    fastest = min((v for m, v in speed.items() if m != "FFMDR" and v is not None), default=None)
+    tuned = "points tried: " + ", ".join(f"{m} {n}" for m, n in TRIED.items())
     return [
         Verdict(
-            f"C-4.1: FFMDR has the largest AUC of the five on {data}",
-            best["FFMDR"] > others[second],
-            f"FFMDR {best['FFMDR']:.4f}, {second} {others[second]:.4f}; centralised solve {best['centralised solve']:.4f}.",
+            f"C-4.1: FFMDR has the largest AUC of the five on {data}, by more than the spread over seeds",
+            best["FFMDR"]["mean"] > others[second] + spread,
+            f"FFMDR {best['FFMDR']['mean']:.4f}, {second} {others[second]:.4f}, spread {spread:.4f}; centralised solve "
+            f"{best['centralised solve']['mean']:.4f}. Methods are tuned over grids of different size ({tuned}).",
         ),
         Verdict(
-            f"C-4.2: FFMDR needs the fewest rounds on {data} (until the validation AUC is within 0.001 of its own best)",
-            speed["FFMDR"] <= min(v for m, v in speed.items() if m != "FFMDR"),
-            ", ".join(f"{m} {v:.0f}" for m, v in speed.items()) + " rounds.",
+            f"C-4.2: FFMDR is the first to reach, on {data}, the best validation AUC of all less 0.002",
+            speed["FFMDR"] is not None and (fastest is None or speed["FFMDR"] < fastest),
+            ", ".join(f"{m} {'never' if v is None else v}" for m, v in speed.items())
+            + " (rounds; every 20th is looked at).",
         ),
     ]
 

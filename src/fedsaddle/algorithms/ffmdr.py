@@ -16,13 +16,14 @@ problem with one shared y only where the clients' maximisers agree (docs/mathema
 
 Deviations: the server's prox is prox_{beta g}, which solves the problem as stated; the printed prox_{(beta/n) g} solves it
 with g / n (E4.2). Local losses are means, not sums (E4.3). Criterion (10) needs the unknown solution; the residual rule
-implies it (E4.4, T32). x_i and z~_i start at x_0 (E4.8). A client's inner epoch is one pass over its samples; clients that
+implies it (E4.4, T32). x_i and z~_i start at x_0 (E4.8). A client's inner epoch is ceil(n_i / B) minibatches; clients that
 have stopped are masked. Inner steps project y; g belongs to the server alone. Theorem 1's potential is monitored with the
 norms divided by N as F is, and without its last term, whose coefficient 1/(12 L^2) has the wrong dimension.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -36,6 +37,7 @@ from fedsaddle.errors import FedsaddleError
 from fedsaddle.problem import Batch, Problem
 
 SOLVERS = ("sgda", "extragradient", "saga", "exact")
+_MOST_EXACT, _LARGEST_TABLE = 4000, 1 << 29
 
 
 class Monitors(NamedTuple):
@@ -80,12 +82,13 @@ class FFMDR(Algorithm):
         epochs: inner epochs at most.
         stop: "residual" (as soon as the computable rule holds) or "fixed_epochs".
         accuracy: eps in (0, 1) of the rule ||T(u)||^2 <= eps m^2 ||u_old - u||^2.
-        modulus: m, strong monotonicity of the inner problem; None: min(1/beta, mu) where the problem knows mu.
+        modulus: m, strong monotonicity of the inner problem; None: min(1/beta, mu) where the problem knows mu, which is
+            right where f_i is convex in w (linear models). Where y meets a constraint the rule need never hold.
         tolerance: the rule also holds where ||T(u)|| is below this.
         relaxation: x_i <- x_i + relaxation (z - w_i), in (0, 2).
         server_prox: "derived" prox_{beta g}, or "printed" prox_{(beta/N) g}.
-        monitor: report how the sequence converges: its steps, the fixed-point residual and the potential H of Theorem 1,
-            for one pass over the local samples and two numbers up in each round.
+        monitor: report how the sequence converges: its steps, the fixed-point residual and, in rounds in which all clients
+            take part, the potential H of Theorem 1; for one pass over the local samples and two numbers up in each round.
     """
 
     beta: float = 0.5
@@ -111,6 +114,10 @@ class FFMDR(Algorithm):
 
     def __post_init__(self) -> None:
         self._require_positive("beta", "lr", "epochs", "accuracy", "relaxation")
+        if self.accuracy > 1:
+            raise FedsaddleError(f"FFMDR: accuracy must be at most 1, got {self.accuracy}")
+        if not isinstance(self.epochs, int):
+            raise FedsaddleError(f"FFMDR: epochs must be whole, got {self.epochs}")
         self._require_nonnegative("tolerance")
         for name in ("lr_dual", "modulus"):
             if getattr(self, name) is not None:
@@ -126,6 +133,15 @@ class FFMDR(Algorithm):
                 raise FedsaddleError(
                     f"FFMDR: {name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
                 )
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        d = problem.n_x + problem.n_y
+        if self.solver == "exact" and d > _MOST_EXACT:
+            raise FedsaddleError(
+                f"FFMDR: solver 'exact' keeps a matrix of d^2 numbers for each client, got d = {d:,}; use 'sgda' for more "
+                f"than {_MOST_EXACT:,} variables"
+            )
 
     def init(self, z: Tensor, problem: Problem) -> State:
         return State(z, z[..., : problem.n_x], torch.zeros_like(z[..., :1]) if self.monitor else None, None)
@@ -151,6 +167,8 @@ class FFMDR(Algorithm):
         s_bar = s.s_bar + share * mean.ds
         g = problem.penalty(z) / (1.0 if self.server_prox == "derived" else float(clients.n_clients))
         H = s_bar - _dot(new, z_bar) / beta + _dot(new, new) / (2 * beta) + g
+        if share < 1:
+            H = torch.full_like(H, torch.nan)  # others have not said how far they went
         return State(z, z_bar, s_bar, Monitors(_dot(new - x, new - x).sqrt(), mean.gap.sqrt(), H))
 
     # ---- clients -----------------------------------------------------------------------------------------
@@ -231,7 +249,7 @@ class FFMDR(Algorithm):
         """Strong monotonicity of T: min(1/beta, mu), for f_i convex in w."""
         if self.modulus is not None:
             return self.modulus
-        mu = problem.concavity
+        mu = problem.concavity if problem.n_y else math.inf
         if mu is None:
             raise FedsaddleError(
                 f"FFMDR: the strong concavity of {type(problem).__name__} is not known; give modulus, or use "
@@ -244,6 +262,12 @@ class FFMDR(Algorithm):
 
     def _table(self, cohort: Cohort, u: Tensor) -> tuple[Tensor, Tensor]:
         """Fields of all local samples at u, [S, n d], and their mean [S, d]."""
+        numbers = u.numel() * int(cohort.sizes.max())
+        if numbers > _LARGEST_TABLE:
+            raise FedsaddleError(
+                f"FFMDR: solver 'saga' keeps a gradient of every local sample, here {numbers:,} numbers; use 'sgda', or "
+                "compute fewer clients at once (chunk)"
+            )
         parts, mean = [], torch.zeros_like(u)
         for batch in cohort.everything():
             F = cohort.each_field(u, batch)
@@ -268,17 +292,20 @@ class FFMDR(Algorithm):
 
         def rows(z: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
             assert batch.places is not None
-            return batch.places.expand(*z.shape[:-1], -1).to(z.dtype), batch.w.expand(*z.shape[:-1], -1)
+            return batch.places.expand(*z.shape[:-1], -1), batch.w.expand(*z.shape[:-1], -1)
 
         places, w = cohort.apply(rows, u, batch)  # [S, B]
-        at = places.long().unsqueeze(-1).expand_as(fresh)
+        at = places.unsqueeze(-1).expand_as(fresh)
         entries = table.unflatten(-1, (-1, u.shape[-1]))
         before = entries.gather(-2, at)
-        change = (fresh - before) * (w > 0).unsqueeze(-1)  # absent slots hold sample 0
+        there = w > 0  # absent slots hold sample 0
+        change = (fresh - before) * there.unsqueeze(-1)
         new = moved(u, (change * w.unsqueeze(-1)).sum(-2) + mean)
-        keep = active.unsqueeze(-1)
-        renewed = entries.scatter_add(-2, at, torch.where(keep, change, 0.0))
-        mean = mean + torch.where(active, change.sum(-2) / cohort.sizes.unsqueeze(-1), 0.0)
+        # a sample that was drawn more than once is renewed once
+        times = ((places.unsqueeze(-1) == places.unsqueeze(-2)) & there.unsqueeze(-2)).sum(-1, keepdim=True)
+        change = torch.where(active.unsqueeze(-1), change / times.clamp(min=1), 0.0)
+        renewed = entries.scatter_add(-2, at, change)
+        mean = mean + change.sum(-2) / cohort.sizes.unsqueeze(-1)
         return torch.where(active, new, u), done + 1, going, renewed.flatten(-2), mean
 
     # ---- exact -------------------------------------------------------------------------------------------
@@ -294,7 +321,7 @@ class FFMDR(Algorithm):
         H, c = cohort.affine_field(d)
         probe = torch.linspace(-1.0, 1.0, d, dtype=c.dtype, device=c.device).unsqueeze(0)
         wrong = cohort.full_field(cohort.each(probe)) - (H @ probe.mT).squeeze(-1) - c
-        if wrong.abs().max() > 1e-3 * (1 + c.abs().max()):
+        if wrong.abs().max() > 1e-3 * ((H.abs() @ probe.abs().mT).max() + c.abs().max()):
             raise FedsaddleError(
                 "FFMDR: solver 'exact' needs a saddle field that is affine, such as linear AUC or quadratics; use 'sgda'"
             )
@@ -304,6 +331,11 @@ class FFMDR(Algorithm):
     def _solved(self, cohort: Cohort, x: Tensor, inverse: Tensor, constant: Tensor) -> Tensor:
         right = (cohort.pad(x) / self.beta - constant).unsqueeze(-1)
         u: Tensor = (inverse.unflatten(-1, (constant.shape[-1], -1)) @ right).squeeze(-1)
+        n_x = cohort.problem.n_x
+        if not u.is_cuda and not torch.equal(cohort.problem.prox(u, 0.0)[..., n_x:], u[..., n_x:]):
+            raise FedsaddleError(
+                "FFMDR: solver 'exact' knows no constraint on y, which is active here; use 'sgda'"
+            )
         return u
 
     # ---- the potential -----------------------------------------------------------------------------------

@@ -92,6 +92,11 @@ class MomentumLocalSGDA(LocalMinimax):
         self._require_positive("mixing", "momentum")
         if self.momentum_dual is not None:
             self._require_positive("momentum_dual")
+        for name in ("mixing", "momentum", "momentum_dual"):
+            if (getattr(self, name) or 0.0) > 1:
+                raise FedsaddleError(
+                    f"MomentumLocalSGDA: {name} must be at most 1, got {getattr(self, name)}"
+                )
 
     def init(self, z: Tensor, problem: Problem) -> Directed:
         return Directed(z, None)
@@ -141,6 +146,8 @@ class FedSGDAM(LocalMinimax):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_positive("alpha")
+        if self.alpha > 1:
+            raise FedsaddleError(f"FedSGDAM: alpha must be at most 1, got {self.alpha}")
 
     def init(self, z: Tensor, problem: Problem) -> Directed:
         return Directed(z, None)
@@ -181,7 +188,7 @@ class FedNormSGDA(LocalMinimax):
 
         z <- z - tau_eff server_lr lr sum_i w_i G_i
 
-    so that a client that takes more steps has no more say. With equal numbers it is Local SGDA.
+    so that a client that takes more steps has no more say. With equal numbers (and without a prox) it is Local SGDA.
 
     Args:
         lr, lr_dual: step sizes of x and of y.

@@ -148,11 +148,10 @@ class ScaffPD(Robust):
         lam, before, now = self._known(s, clients, who, heard.loss)
         lam = psi.prox(lam, (1 + theta) * now - theta * before, sigma)
         own = lam.gather(-1, who.to(lam.device).expand(*s.z.shape[:-2], -1).unsqueeze(-2))  # [1, S]
-        own = own / own.sum(-1, keepdim=True) if len(who) < clients.n_clients else own
-        c = own @ heard.gradient  # by the new weights
+        c = own / own.sum(-1, keepdim=True) @ heard.gradient  # by the new weights
         lr = Control.of(tau / (self.local_steps * self.server_lr), s.z)
         mean, _ = clients.mean(self.corrected_steps, Down(point, c, lr), weights=lam.squeeze(-2))
-        scale = own.sum(-1, keepdim=True)  # 1, but for q-FFL
+        scale = lam.sum(-1, keepdim=True)  # 1, but for sets whose weights need not sum to one
         z = clients.problem.prox(s.z - tau * scale * mean[0], tau)
         return State(z, lam, now, s.round + 1, Monitors(psi.value(now), lam.amax(-1, keepdim=True)))
 

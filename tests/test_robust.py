@@ -1,0 +1,340 @@
+"""Distributionally robust learning: ambiguity sets (T3-T6), SCAFF-PD and its baselines (T33-T38), the known optimum."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import nn
+
+import fedsaddle as fs
+from fedsaddle import ambiguity, projections
+from fedsaddle.algorithms import DRFA, SCAFFOLD, AgnosticFL, DeltaFL, FedAvg, QFedAvg, ScaffPD
+from fedsaddle.algorithms.fair import quantile
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.participation import Full, Uniform
+from fedsaddle.problems import AUC, ERM, RobustRegression, robust_regression_federation
+from tests import harness
+from tests.harness import FEATURES, FULL, binary, clients_of, drive
+
+SETS = ["chi2(0.3)", "afl", "cvar(0.4)", "average", "q_ffl(1.5)"]
+N = 6
+
+
+def losses(seed: int = 0) -> torch.Tensor:
+    return 0.2 + torch.rand(N, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def solved(spec: str, objective: Any) -> np.ndarray:
+    """The minimiser of an objective over the set, by a generic constrained solver."""
+    name = spec.partition("(")[0]
+    if name == "average":
+        return np.full(N, 1 / N)
+    cap = {"cvar": 1 / (0.4 * N)}.get(name, 1.0 if name != "q_ffl" else None)
+    constraints = [] if name == "q_ffl" else [{"type": "eq", "fun": lambda u: u.sum() - 1}]
+    found = minimize(
+        objective, np.full(N, 1 / N), method="SLSQP", bounds=[(0.0, cap)] * N, constraints=constraints,
+        options={"ftol": 1e-15, "maxiter": 1000},
+    )  # fmt: skip
+    return np.asarray(found.x)
+
+
+# ------------------------------------------------------------------------------------------------ ambiguity sets
+
+
+@pytest.mark.parametrize("spec", SETS)
+def test_prox_and_best_response_are_those_of_a_generic_solver(spec: str) -> None:  # T3
+    chosen, s, lam = ambiguity.named(spec), losses(1), torch.softmax(losses(2), -1)
+    psi = lambda u: chosen.psi(torch.from_numpy(np.maximum(u, 0)))[0].item()
+    sigma = 0.7
+    got = chosen.prox(lam, s, sigma).numpy()
+    want = solved(spec, lambda u: psi(u) - u @ s.numpy() + ((u - lam.numpy()) ** 2).sum() / (2 * sigma))
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
+    best = chosen.best(s).numpy()
+    value = best @ s.numpy() - psi(best)
+    other = solved(spec, lambda u: psi(u) - u @ s.numpy())
+    assert value >= other @ s.numpy() - psi(other) - 1e-8
+    assert chosen.value(s).item() == pytest.approx(value, abs=1e-12)
+    if spec != "q_ffl(1.5)":
+        for lam in (got, best):
+            assert lam.sum() == pytest.approx(1.0, abs=1e-12) and lam.min() >= 0
+
+
+def test_limits_of_the_sets() -> None:  # T4
+    s, lam = losses(3), torch.softmax(losses(4), -1)
+    equal = torch.full((N,), 1 / N, dtype=torch.float64)
+    torch.testing.assert_close(ambiguity.Chi2(1e9).prox(lam, s, 0.5), equal, rtol=0, atol=1e-8)
+    torch.testing.assert_close(ambiguity.Chi2(1e9).best(s), equal, rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        ambiguity.Chi2(1e-12).prox(lam, s, 0.5), ambiguity.AFL().prox(lam, s, 0.5), rtol=0, atol=1e-9
+    )
+    torch.testing.assert_close(ambiguity.CVaR(1.0).prox(lam, s, 0.5), equal, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        ambiguity.CVaR(1 / N).prox(lam, s, 0.5), ambiguity.AFL().prox(lam, s, 0.5), rtol=0, atol=1e-12
+    )
+    torch.testing.assert_close(ambiguity.CVaR(1 / N).best(s), ambiguity.AFL().best(s), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("q", [0.5, 1.0, 3.0])
+def test_q_ffl_has_its_conjugate(q: float) -> None:  # T5
+    L = losses(5)
+    value = ambiguity.QFFL(q).value(L).item()
+    assert value == pytest.approx((L ** (q + 1)).sum().item() / (N * (q + 1)), rel=1e-12)
+
+
+def test_cvar_is_the_mean_of_the_worst() -> None:  # T6
+    L = losses(6)
+    for k in (1, 2, 3, 6):
+        worst = L.sort(descending=True).values[:k].mean().item()
+        assert ambiguity.CVaR(k / N).value(L).item() == pytest.approx(worst, rel=1e-12)
+
+
+@pytest.mark.parametrize("cap", [1.0, 0.4, 0.2, 1 / 6])
+def test_capped_simplex(cap: float) -> None:
+    """Feasible, idempotent, and nearest: no feasible point is closer."""
+    g = torch.Generator().manual_seed(0)
+    v = 2 * torch.randn(200, N, generator=g, dtype=torch.float64)
+    v[0], v[1, :3] = 0.0, 5.0  # ties
+    project = projections.capped_simplex(cap)
+    u = project(v, 0.0)
+    assert (u >= 0).all() and (u <= cap + 1e-12).all()
+    torch.testing.assert_close(u.sum(-1), torch.ones(200, dtype=torch.float64), rtol=0, atol=1e-10)
+    torch.testing.assert_close(project(u, 0.0), u, rtol=0, atol=1e-10)
+    if cap == 1.0:
+        torch.testing.assert_close(u, projections.simplex()(v, 0.0), rtol=0, atol=1e-10)
+    others = project(torch.randn(200, N, generator=g, dtype=torch.float64), 0.0)
+    assert ((v - u).norm(dim=-1) <= (v - others).norm(dim=-1) + 1e-9).all()
+    batched = project(v.view(10, 20, N), 0.0)
+    torch.testing.assert_close(batched.view(200, N), u, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: ambiguity.named("chi3"), "ambiguity: unknown name 'chi3'; known are chi2, afl, cvar, q_ffl, average"),
+        (lambda: ambiguity.named("chi2(a)"), "'chi2(a)' is not a valid call; try chi2(number)"),
+        (lambda: ambiguity.named("chi2(0)"), "chi2: rho must be > 0, got 0.0"),
+        (lambda: ambiguity.named("cvar(1.5)"), "cvar: alpha must be above 0 and at most 1, got 1.5"),
+        (lambda: ScaffPD(theta=1.5), "theta must be at most 1, got 1.5"),
+        (lambda: QFedAvg(q=-1.0), "q must be >= 0, got -1.0"),
+        (lambda: QFedAvg(server_lr=0.5), "leave out server_lr and weights"),
+        (lambda: DeltaFL(tail=0.0), "tail must be above 0 and at most 1, got 0.0"),
+        (lambda: RobustRegression(0), "dim must be >= 1"),
+    ],
+)  # fmt: skip
+def test_refusals(make: Any, says: str) -> None:
+    with pytest.raises(FedsaddleError) as error:
+        make()
+    assert says in str(error.value)
+
+
+# ------------------------------------------------------------------------------------------------------ SCAFF-PD
+
+
+def erm() -> ERM:
+    return ERM(nn.Linear(FEATURES, 1))
+
+
+START = harness.TWINS["logistic"].z0()
+
+
+def run(algorithm: fs.Algorithm, rounds: int = 6, **options: Any) -> harness.Run:
+    return drive(algorithm, erm(), binary(), rounds, start=START, **{"batching": FULL, **options})
+
+
+def parts(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Losses [N] and gradients [N, d] of all clients at a point."""
+    clients = harness.connect(erm(), binary(), batching=FULL)
+    cohort, at = clients.cohort(np.arange(N), 0), torch.from_numpy(z).expand(N, -1)
+    return cohort.full_loss(at).squeeze(-1).numpy(), cohort.full_field(at).numpy()
+
+
+def test_one_local_step_is_accelerated_primal_dual() -> None:  # T33
+    """x <- x - tau sum lambda_i g_i(x), whatever the local step size."""
+    algorithm = ScaffPD(ambiguity="chi2(0.2)", tau=0.3, sigma=2.0, theta=0.8, local_steps=1, server_lr=3.0)
+    got = run(algorithm)
+    x, lam, before = START, torch.full((N,), 1 / N, dtype=torch.float64), None
+    for r in range(6):
+        L, G = (torch.from_numpy(v) for v in parts(x))
+        s = 1.8 * L - 0.8 * (L if before is None else before)
+        lam, before = ambiguity.Chi2(0.2).prox(lam, s, 2.0), L
+        x = x - 0.3 * (lam @ G).numpy()
+        np.testing.assert_allclose(got.z[r], x, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(got.states[r].lam[0], lam, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", ["chi2(1e9)", "average"])
+def test_without_freedom_it_averages_with_exact_variates(spec: str) -> None:  # T34
+    got = run(ScaffPD(ambiguity=spec, tau=0.3, local_steps=3))
+    x = START
+    for r in range(6):
+        _, G = parts(x)
+        ends = []
+        for k in range(N):
+            u = x
+            for _ in range(3):
+                u = u - 0.1 * (parts(u)[1][k] - G[k] + G.mean(0))
+            ends.append(u)
+        x = np.mean(ends, axis=0)  # server_lr 1: the mean of the local models
+        np.testing.assert_allclose(got.z[r], x, rtol=0, atol=1e-9)
+
+
+def test_no_extrapolation_and_one_step_is_alternating_gradient() -> None:  # T36
+    got = run(ScaffPD(ambiguity="afl", tau=0.2, sigma=0.5, theta=0.0, local_steps=1), rounds=3)
+    x, lam = START, torch.full((N,), 1 / N, dtype=torch.float64)
+    for r in range(3):
+        L, G = (torch.from_numpy(v) for v in parts(x))
+        lam = projections.simplex()(lam + 0.5 * L, 0.0)
+        x = x - 0.2 * (lam @ G).numpy()
+        np.testing.assert_allclose(got.z[r], x, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rho", [0.01, 0.1])
+def test_it_reaches_the_robust_optimum_linearly_and_the_uncorrected_form_does_not(rho: float) -> None:  # T35
+    fed, problem = robust_regression_federation(heterogeneity=0.1), RobustRegression(10, rho=rho)
+    best, _ = problem.optimum(fed)
+    common = dict(ambiguity=f"chi2({rho})", tau=0.1, sigma=1 / (rho * 5), theta=0.9, local_steps=100)
+    error = {
+        corrected: (
+            (drive(ScaffPD(**common, corrected=corrected), problem, fed, 100, batching=FULL).z - best.numpy()) ** 2
+        ).sum(1)
+        for corrected in (True, False)
+    }  # fmt: skip
+    assert error[True][49] < 1e-7 and error[True][99] < 1e-14  # about 1e-8 and 1e-16
+    assert 1e-7 < error[False][99] < 1e-3
+    rounds = np.arange(15, 85)
+    slope, cut = np.polyfit(rounds, np.log10(error[True][rounds]), 1)
+    assert slope < -0.1 and np.abs(np.log10(error[True][rounds]) - slope * rounds - cut).max() < 0.7
+
+
+def test_the_optimum_is_the_one_of_a_generic_solver() -> None:
+    fed, problem = robust_regression_federation(heterogeneity=0.3, seed=3), RobustRegression(10, rho=0.02)
+    x, lam = problem.optimum(fed)
+    clients = clients_of(fed)
+
+    def robust(v: np.ndarray) -> float:
+        L = [np.mean((c["x"] @ v - c["y"]) ** 2) + 0.05 * v @ v for c in clients]
+        return ambiguity.Chi2(0.02).value(torch.tensor(L, dtype=torch.float64)).item()
+
+    found = minimize(robust, np.zeros(10), method="BFGS", options={"gtol": 1e-9})
+    np.testing.assert_allclose(x, found.x, rtol=0, atol=1e-5)
+    assert robust(x.numpy()) <= found.fun + 1e-12
+    assert lam.sum().item() == pytest.approx(1.0)
+
+
+def test_the_growing_schedule() -> None:
+    """gamma grows, tau shrinks, sigma tau stays, theta = sigma_{r-1}/sigma_r = (1 + mu tau_{r-1})^(-1/2)."""
+    algorithm = ScaffPD(ambiguity="afl", tau=0.2, sigma=0.4, mu_x=0.5)
+    steps = [algorithm.steps_of(r) for r in range(5)]
+    assert steps[0] == (0.2, pytest.approx(0.4), 1.0)
+    for (tau, sigma, _), (new_tau, new_sigma, theta) in pairwise(steps):
+        assert new_tau < tau and new_sigma > sigma
+        assert theta == pytest.approx(sigma / new_sigma) == pytest.approx((1 + 0.5 * tau) ** -0.5)
+        assert new_tau * new_sigma == pytest.approx(tau * sigma)
+
+
+def test_weights_stay_on_the_simplex_and_c_is_their_mean() -> None:  # T38
+    got = run(ScaffPD(ambiguity="cvar(0.5)", tau=0.2, sigma=0.6, local_steps=3), rounds=8)
+    for state in got.states:
+        lam = state.lam[0]
+        assert lam.sum().item() == pytest.approx(1.0, abs=1e-12)
+        assert lam.min() >= 0 and lam.max() <= 1 / 3 + 1e-12
+
+
+def test_partial_participation_follows_stale_losses() -> None:
+    got = run(ScaffPD(ambiguity="chi2(0.2)", tau=0.1, local_steps=3), rounds=8, participation=Uniform(3))
+    assert np.isfinite(got.z).all() and (np.diff(got.z, axis=0) != 0).any()
+    for before, after in pairwise(got.states):
+        assert ((before.losses != after.losses).sum() <= 3).item()
+
+
+# ----------------------------------------------------------------------------------------------------- baselines
+
+
+def test_baselines_are_fedavg_in_their_limits() -> None:  # T37
+    plain = run(FedAvg(lr=0.1, local_steps=3)).z
+    for algorithm in (QFedAvg(lr=0.1, local_steps=3, q=0.0), AgnosticFL(lr=0.1, local_steps=3, dual_lr=0.0)):
+        np.testing.assert_allclose(run(algorithm).z, plain, rtol=0, atol=1e-9)
+    by_samples = run(FedAvg(lr=0.1, local_steps=3, weights="samples")).z
+    np.testing.assert_allclose(
+        run(DeltaFL(lr=0.1, local_steps=3, tail=1.0)).z, by_samples, rtol=0, atol=1e-12
+    )
+    drawn = run(DRFA(lr=0.1, local_steps=3, dual_lr=0.0), rounds=3)
+    assert all((s.lam == 1 / N).all() for s in drawn.states)
+
+
+def test_drfa_without_dual_steps_draws_like_uniform_with_replacement() -> None:
+    """Its model is then the mean over the drawn clients, each as often as it was drawn."""
+    got = run(DRFA(lr=0.1, local_steps=2, dual_lr=0.0), rounds=1, participation=Uniform(4))
+    clients = harness.connect(erm(), binary(), batching=FULL, participation=Uniform(4))
+    clients.begin(0)
+    draw = clients.sample(4, np.full(N, 1 / N))
+    ends = run(FedAvg(lr=0.1, local_steps=2), rounds=1)
+    assert draw.counts.sum() == 4 and np.abs(got.z - ends.z).max() > 0
+    locals_ = []
+    for k in range(N):
+        u = START
+        for _ in range(2):
+            u = u - 0.1 * parts(u)[1][k]
+        locals_.append(u)
+    want = sum(n * locals_[k] for k, n in zip(draw.ids, draw.counts, strict=True)) / 4
+    np.testing.assert_allclose(got.z[0], want, rtol=0, atol=1e-12)
+
+
+def test_robust_methods_lower_the_largest_loss() -> None:
+    def largest(algorithm: fs.Algorithm) -> float:
+        return float(parts(run(algorithm, rounds=150).z[-1])[0].max())
+
+    average = largest(FedAvg(lr=0.1, local_steps=3))
+    for algorithm in (
+        ScaffPD(ambiguity="chi2(0.01)", tau=0.3, sigma=5.0, local_steps=3),
+        AgnosticFL(lr=0.1, local_steps=3, dual_lr=0.2),
+        QFedAvg(lr=0.3, local_steps=3, q=3.0),
+        DeltaFL(lr=0.1, local_steps=3, tail=0.3),
+    ):
+        assert largest(algorithm) < average - 0.01, type(algorithm).__name__
+
+
+def test_delta_fl_trains_the_tail_alone() -> None:
+    got = run(DeltaFL(lr=0.1, local_steps=3, tail=0.3), rounds=1)
+    traffic = got.clients.traffic.by_phase
+    assert traffic["full_losses"].up == N
+    assert 0 < traffic["local_descent_ascent"].up < N * len(START)
+
+
+def test_the_weighted_quantile() -> None:
+    values, weights = np.array([3.0, 1.0, 2.0]), np.array([1, 5, 4])
+    assert quantile(values, weights, 0.0) == 1.0
+    assert quantile(values, weights, 0.5) == 1.0 and quantile(values, weights, 0.51) == 2.0
+    assert quantile(values, weights, 0.9) == 2.0 and quantile(values, weights, 1.0) == 3.0
+
+
+def test_auc_and_robustness_together() -> None:
+    """A min-max objective inside the robust one: the saddle field is corrected, the weights follow the local objectives."""
+    problem = AUC(nn.Linear(FEATURES, 1))
+    both = drive(
+        ScaffPD(ambiguity="chi2(0.05)", tau=0.2, local_steps=4), problem, binary(), 60, batching=FULL
+    )
+    assert np.isfinite(both.z).all()
+    assert both.states[-1].lam.max() > 1 / N + 1e-3
+
+
+def test_scaffold_is_not_needed_for_exact_variates() -> None:
+    """With fresh exact variates SCAFF-PD has no memory to go stale: one client alone is plain gradient descent."""
+    alone = harness.federation(clients_of(binary())[0])
+    one = drive(
+        ScaffPD(ambiguity="average", tau=0.3, local_steps=3), erm(), alone, 4, start=START, batching=FULL
+    ).z
+    other = drive(SCAFFOLD(lr=0.1, local_steps=3), erm(), alone, 4, start=START, batching=FULL).z
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+
+
+def test_methods_that_choose_their_clients_are_not_stacked() -> None:
+    from fedsaddle.replicas import stackable
+
+    runs = [fs.train(erm(), DRFA(lr=lr), binary(), rounds=1, participation=Full()) for lr in (0.1, 0.2)]
+    assert stackable(runs) == "who takes part in a round of DRFA depends on how it goes"
