@@ -8,15 +8,18 @@ from fedsaddle.algorithms import (
     ALGORITHMS,
     CODA,
     CODASCA,
+    DRFA,
     FFMDR,
     NPA,
     SCAFFOLD,
+    AgnosticFL,
     AmplifiedFedAvg,
     AmplifiedSCAFFOLD,
     CODAPlus,
     CyCpFedAvg,
     CyCpMinimax,
     CyCpPairwise,
+    DeltaFL,
     FedAvg,
     FedNest,
     FedNormSGDA,
@@ -28,8 +31,10 @@ from fedsaddle.algorithms import (
     LocalSGDA,
     MomentumLocalSGDA,
     PublishedCODASCA,
+    QFedAvg,
     RSMinimax,
     RSPairwise,
+    ScaffPD,
 )
 from fedsaddle.clients import BYTES_PER_NUMBER, NobodyAnswered, Once, PhaseTraffic
 from fedsaddle.participation import Full, Uniform
@@ -163,6 +168,16 @@ TABLE = {
         FedNest(local_steps=2, corrected=False),
         {"inner_steps": each_round(D, 1), "outer_steps": each_round(D, v)},
     ),
+    "scaff_pd": (  # 2d down, 2d + 1 up: the point is not sent again
+        ScaffPD(local_steps=2),
+        {"losses_and_gradients": each_round(d, d + 1), "corrected_steps": each_round(d, d)},
+    ),
+    "afl": (AgnosticFL(local_steps=2), {"local_descent": each_round(d, d + 1)}),
+    "q_fedavg": (QFedAvg(local_steps=2), {"fair_steps": each_round(d, d + 1)}),
+    "delta_fl": (
+        DeltaFL(local_steps=2, tail=1.0),
+        {"full_losses": each_round(d, 1), "local_descent_ascent": each_round(d, d)},
+    ),
     "codasca_as_published": (
         PublishedCODASCA(**STAGED, gamma=0.1),
         {"published_steps": each_round(2 * D, 2 * D)},
@@ -174,7 +189,8 @@ def problem_for(algorithm, p=0.4):
     model = torch.nn.Linear(harness.FEATURES, 1)
     if algorithm is not None and algorithm.pairwise:
         return (PartialAUC if isinstance(algorithm, FeDXL2) else PairwiseAUC)(model)
-    return ERM(model) if isinstance(algorithm, FedAvg | SCAFFOLD) else AUC(model, p=p)
+    plain = (FedAvg, SCAFFOLD, ScaffPD, AgnosticFL, DRFA)
+    return ERM(model) if isinstance(algorithm, plain) else AUC(model, p=p)
 
 
 @pytest.mark.parametrize("chunk", [harness.STACKED, 4, harness.SERIAL])
@@ -187,8 +203,18 @@ def test_section_7(name, chunk):
     assert traffic.total == plus(*expected.values())
 
 
+def test_drfa_sends_two_models_up_and_one_number():
+    """2d + 1 up and 2d down for M clients, where those drawn twice count once."""
+    run = drive(
+        DRFA(local_steps=2, dual_lr=0.1), problem_for(DRFA()), binary(), ROUNDS, participation=Uniform(3)
+    )
+    steps, loss = (run.clients.traffic.by_phase[k] for k in ("local_steps_with_snapshot", "loss_at_snapshot"))
+    assert loss == (ROUNDS, ROUNDS * 3 * d, ROUNDS * 3)
+    assert steps.phases == ROUNDS and steps.up == 2 * steps.down and ROUNDS * d <= steps.down < ROUNDS * 3 * d
+
+
 def test_every_algorithm_has_a_row():
-    assert {type(algorithm) for algorithm, _ in TABLE.values()} >= set(ALGORITHMS.values())
+    assert {type(algorithm) for algorithm, _ in TABLE.values()} | {DRFA} >= set(ALGORITHMS.values())
 
 
 def test_a_number_is_four_bytes_in_any_precision():

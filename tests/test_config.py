@@ -86,7 +86,8 @@ def test_what_toml_cannot_hold_is_refused() -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_resolved_config_survives_writing(name: str) -> None:
     local_steps = {} if name in ("npa", "ffmdr") else {"local_steps": 3}
-    problem = {"name": "erm"} if name.endswith(("fedavg", "fedprox")) else {"name": "auc"}
+    plain = name.endswith(("fedavg", "fedprox")) or name == "delta_fl"
+    problem = {"name": "erm"} if plain else {"name": "auc"}
     if ALGORITHMS[name].pairwise:
         problem = {"name": "partial_auc" if name == "fedxl2" else "pairwise_auc"}
     made = resolve(tree() | {"algorithm": {"name": name, **local_steps}, "problem": problem}, "some name")

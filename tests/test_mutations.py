@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fedsaddle import clients, cohort, problem, sampling
+from fedsaddle import ambiguity, clients, cohort, problem, projections, sampling
 from fedsaddle.algorithms import (
     CODASCA,
     SCAFFOLD,
@@ -23,12 +23,14 @@ from fedsaddle.algorithms import (
     codasca,
     codasca_published,
     cycp,
+    fair,
     fedavg,
     fednest,
     fedsgda,
     ffmdr,
     local_minimax,
     pairwise,
+    scaffpd,
     stages,
 )
 from fedsaddle.engines import memory, simulation
@@ -41,6 +43,7 @@ from tests import (
     test_memory,
     test_pairwise,
     test_relations,
+    test_robust,
     test_sampling,
 )
 
@@ -71,6 +74,23 @@ def pieces() -> None:
 
 
 MUTATIONS = [
+    # ---- distributionally robust learning
+    Mutation("c by the old weights", scaffpd, "own = lam.gather(-1, who.to(lam.device).expand(*s.z.shape[:-2], -1).unsqueeze(-2))  # [1, S]", "own = torch.full_like(heard.loss.mT, 1 / clients.n_clients)", by("scaff_pd")),
+    Mutation("extrapolation the other way", scaffpd, "(1 + theta) * now - theta * before", "(1 - theta) * now + theta * before", by("scaff_pd")),
+    Mutation("the mean by equal weights", scaffpd, "weights=lam.squeeze(-2))", "weights=None)", by("scaff_pd")),
+    Mutation("flipped correction", scaffpd, "g - c_k + m.c if", "g + c_k - m.c if", by("scaff_pd")),
+    Mutation("Delta is not divided by J", scaffpd, "(z - u) / (m.lr * self.local_steps)", "(z - u) / m.lr", by("scaff_pd")),
+    Mutation("gamma grows, tau does not shrink", scaffpd, "tau * (gamma / new) ** 0.5, new", "tau, new", by("scaff_pd-growing")),
+    Mutation("AFL averages by the new weights", scaffpd, "z = own / own.sum(-1, keepdim=True) @ heard.z", "z = psi.prox(lam, now, self.dual_lr) @ heard.z", by("afl")),
+    Mutation("chi2 forgets N", ambiguity, "(self.rho * lam.shape[-1] + 1 / sigma)", "(self.rho + 1 / sigma)", by("scaff_pd")),
+    Mutation("CVaR has no cap", ambiguity, "capped_simplex(self._cap(lam.shape[-1]))(lam + sigma * s, 0.0)", "simplex()(lam + sigma * s, 0.0)", by("scaff_pd-growing")),
+    Mutation("the capped projection stops short", projections, "(high - 1) / (high - low)", "0.5 * (high - 1) / (high - low)", partial(test_robust.test_capped_simplex, 0.4)),
+    Mutation("DRFA's snapshot is a step late", fair, "t + 1 == m.at", "t == m.at", by("drfa")),
+    Mutation("DRFA forgets N/M", fair, "* (N / M)", "* 1.0", by("drfa")),
+    Mutation("DRFA's dual step forgets tau", fair, "sigma = self.local_steps * self.dual_lr", "sigma = self.dual_lr", by("drfa")),
+    Mutation("q-FedAvg forgets the norm", fair, "q * F ** (q - 1) * (delta**2).sum(-1, keepdim=True) + F**q / self.lr", "F**q / self.lr", by("q_fedavg")),
+    Mutation("Delta-FL trains the head", fair, "worst = ids[threshold <= L]", "worst = ids[L <= threshold]", by("delta_fl")),
+    Mutation("Delta-FL weighs clients equally", fair, 'who=Draw(worst, one, one.astype(bool)), weights="samples"', "who=Draw(worst, one, one.astype(bool))", by("delta_fl")),
     # ---- FFMDR and the baselines of its paper
     Mutation("x does not take up z", ffmdr, "x = old.x + self.relaxation * (z - old.w)", "x = old.x", by("ffmdr-fixed")),
     Mutation("no reflection", ffmdr, "change = (2 * w - x) - (2 * old.w - old.x)", "change = w - old.w", by("ffmdr-fixed")),
@@ -177,7 +197,7 @@ MUTATIONS = [
     Mutation("SCAFFOLD extrapolates from the mean", fedavg, "z = s.z + self.server_lr * (mean.z - s.z)  # x <-", "z = mean.z + self.server_lr * (mean.z - s.z)  # x <-", by("scaffold-auc")),
     Mutation("sample weights are ignored", fedavg, 'weights = "samples" if self.weights == "samples" else None', "weights = None", by("fedavg-samples")),
     Mutation("samples weigh although clients should", fedavg, 'weights = "samples" if self.weights == "samples" else None', 'weights = "samples"', by("fedavg")),
-    Mutation("weights do not follow the participants", clients, "[torch.as_tensor(ids)]", "[: len(ids)]", by("fedavg-samples-some")),
+    Mutation("weights do not follow the participants", clients, "w = w * (per[at] if per.ndim == 1", "w = w * (per[: len(at)] if per.ndim == 1", by("fedavg-samples-some")),
     Mutation("a client drawn twice counts once", clients, "w = torch.as_tensor(counts, dtype=torch.float64)", "w = torch.ones(len(ids), dtype=torch.float64)", by("local_sgda-clients_twice")),
     Mutation("the share counts silent clients", clients, "total), answered / self.n_clients", "total), 5 / self.n_clients", by("codasca-failures")),
     # ---- local steps

@@ -172,8 +172,9 @@ def test_without_a_dual_variable(command: Command) -> None:
 
 @pytest.mark.parametrize("name", [name for name, a in ALGORITHMS.items() if not a.pairwise])
 def test_every_algorithm_is_compared(name: str) -> None:
-    tree = CANCER if name == "coda" else ERM if name.endswith(("fedavg", "fedprox")) else QUADRATIC
-    step = "beta" if name == "ffmdr" else "lr"
+    plain = name.endswith(("fedavg", "fedprox")) or name == "delta_fl"
+    tree = CANCER if name == "coda" else ERM if plain else QUADRATIC
+    step = {"ffmdr": "beta", "scaff_pd": "tau"}.get(name, "lr")
     found = report(tree, {"name": name, step: 1e3}, points=1)
     assert found.steps is not None and not found.refusal
     lr = next(row for row in found.rows if row.name == step)

@@ -12,6 +12,7 @@ from fedsaddle.algorithms import (
     FFMDR,
     NPA,
     SCAFFOLD,
+    AgnosticFL,
     AmplifiedFedAvg,
     AmplifiedSCAFFOLD,
     CODAPlus,
@@ -29,8 +30,10 @@ from fedsaddle.algorithms import (
     LocalSGDA,
     MomentumLocalSGDA,
     PublishedCODASCA,
+    QFedAvg,
     RSMinimax,
     RSPairwise,
+    ScaffPD,
 )
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.replicas import run_all, run_together, stackable
@@ -75,6 +78,9 @@ CASES = {
     "fedsgda_plus": lambda lr: FedSGDAPlus(lr=lr, lr_dual=2 * lr, local_steps=3, refresh=2, server_lr=1 - lr),
     "fedsgda_m": lambda lr: FedSGDAM(lr=lr, lr_dual=2 * lr, local_steps=3, alpha=5 * lr),
     "fednest": lambda lr: FedNest(lr=lr, lr_dual=2 * lr, local_steps=3, inner_loops=2),
+    "scaff_pd": lambda lr: ScaffPD(tau=lr, sigma=10 * lr, theta=1 - lr, local_steps=3, server_lr=1 + lr),
+    "afl": lambda lr: AgnosticFL(lr=lr, local_steps=3, dual_lr=lr),
+    "q_fedavg": lambda lr: QFedAvg(lr=lr, local_steps=3, q=1 + lr),
     "codasca_as_published": lambda lr: PublishedCODASCA(lr=lr, local_steps=3, clip=1 + lr, **STAGES),
 }
 
@@ -91,7 +97,8 @@ def federation() -> fs.Federation:
 def _run(name: str, lr: float, seed: int, federation: fs.Federation, **options) -> fs.Run:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
-    problem = fs.ERM(model) if name.endswith(("fedavg", "fedprox")) else fs.AUC(model)
+    plain = name.endswith(("fedavg", "fedprox")) or name in ("scaff_pd", "afl")
+    problem = fs.ERM(model) if plain else fs.AUC(model)
     if CASES[name](lr).pairwise:
         problem = fs.PartialAUC(model) if name == "fedxl2" else fs.PairwiseAUC(model)
     arguments = dict(rounds=8, batch_size=5, dtype="float64", seed=seed, eval_every=4) | options
@@ -99,7 +106,8 @@ def _run(name: str, lr: float, seed: int, federation: fs.Federation, **options) 
 
 
 def test_every_algorithm_is_here() -> None:
-    assert CASES.keys() == fs.algorithms.ALGORITHMS.keys()
+    assert CASES.keys() == {name for name, kind in fs.algorithms.ALGORITHMS.items() if kind.stacks}
+    assert {"drfa", "delta_fl"} == fs.algorithms.ALGORITHMS.keys() - CASES.keys()
 
 
 @pytest.mark.parametrize("points", [POINTS, GRID], ids=["points", "grid"])
