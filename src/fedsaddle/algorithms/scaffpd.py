@@ -219,7 +219,9 @@ class AgnosticFL(Robust):
         _, _, now = self._known(s, clients, who, heard.loss)
         own = lam.gather(-1, who.to(lam.device).expand(*s.z.shape[:-2], -1).unsqueeze(-2))
         z = own / own.sum(-1, keepdim=True) @ heard.z
-        new = psi.prox(lam, now, self.dual_lr) if self.dual_lr else lam
+        dual_lr: Any = self.dual_lr
+        moves = isinstance(dual_lr, Tensor) or dual_lr > 0
+        new = psi.prox(lam, now, dual_lr) if moves else lam
         monitors = Monitors(psi.value(now), new.amax(-1, keepdim=True))
         return State(clients.problem.prox(z, 0.0), new, now, s.round + 1, monitors)
 
