@@ -144,8 +144,8 @@ class Cohort:
         inputs = tree_map(lambda v: v.unflatten(-1, (steps, -1)), inputs)
         size, sampling = self._batching
         if size is None:
-            assert inputs is None and self.sides is None and not numbered
-            batch = next(self._pieces(self._longest))
+            assert inputs is None and self.sides is None
+            batch = next(self._pieces(self._longest, numbered))
             for _ in range(steps):
                 carry = step(carry, batch)
             return carry
@@ -223,13 +223,14 @@ class Cohort:
         per_sample = sum(v[0].numel() for v in self._data.values())
         return self._pieces(max(1, _NUMBERS_AT_ONCE // (per_sample * self.ids.numel())))
 
-    def _pieces(self, length: int) -> Iterator[Batch]:
+    def _pieces(self, length: int, numbered: bool = False) -> Iterator[Batch]:
         _, first, sizes, _ = self._distinct()
         n = sizes.unsqueeze(-1)
         for start in range(0, self._longest, length):
             rows = torch.arange(start, min(start + length, self._longest), device=n.device)
             w = (rows < n) / n.to(self._like)
-            yield self._gathered(torch.minimum(rows, n - 1) + first.unsqueeze(-1), w)
+            own = torch.minimum(rows, n - 1)
+            yield self._gathered(own + first.unsqueeze(-1), w, own if numbered else None)
 
     def _distinct(self) -> list[Tensor]:
         """ids, first, sizes and key, of one replica of each seed."""
