@@ -35,8 +35,17 @@ def test_every_experiment_is_listed_with_its_parts() -> None:
 
 
 def obtained(name: str) -> list[Path]:
-    """Where an experiment's results lie: obtained/, or a folder in it for each variant that was run."""
+    """Where an experiment's results lie: obtained/, or a folder in it for each variant that was run.
+
+    One that was not run yet says so in published.md, and does not once it was.
+    """
     folder = ROOT / name / "obtained"
+    waiting = "**Not run in full yet.**" in (ROOT / name / "published.md").read_text()
+    assert waiting != folder.is_dir(), (
+        f"{name}: published.md must say that it was not run, if and only if it was not"
+    )
+    if waiting:
+        return []
     if not getattr(_load(ROOT / name), "OPTIONS", None):
         return [folder]
     found = sorted(p for p in folder.iterdir() if p.is_dir())
