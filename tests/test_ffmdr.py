@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,23 @@ def test_each_client_has_its_own_dual() -> None:  # T30, E4.1
     P, c = ref.auc_shared([(m["x"], m["y"]) for m in same], p)
     gap = P @ alike.z[-1][:-1] + c  # (the bias, a and b may shift together)
     assert np.abs(gap).max() < 1e-9
+
+
+def test_the_numbers_in_the_docs() -> None:
+    """The table of docs/mathematics.md: weights at the two optima, and the AUC that they have."""
+
+    def ranked(w: np.ndarray, clients: list[Any]) -> float:
+        h, y = np.concatenate([X @ w for X, _ in clients]), np.concatenate([t for _, t in clients])
+        return float(np.mean(h[y == 1][:, None] > h[y != 1][None]))
+
+    text = (Path(__file__).parents[1] / "docs/mathematics.md").read_text()
+    for fed, p in ((one_class(), 0.5), (harness.binary(), None)):
+        clients = [(c["x"], c["y"]) for c in clients_of(fed)]
+        p = float(np.mean([y.mean() for _, y in clients])) if p is None else p
+        both = ref.mean_primal(ref.auc_personal(clients, p)), ref.auc_shared(clients, p)
+        own, shared = (np.linalg.lstsq(P, -c, rcond=None)[0][:FEATURES] for P, c in both)
+        weights = " | ".join("(" + ", ".join(f"{v:.3f}" for v in w) + ")" for w in (own, shared))
+        assert f"{weights} | {ranked(own, clients):.3f}, {ranked(shared, clients):.3f} |" in text
 
 
 def test_a_fixed_point_is_stationary() -> None:  # T31

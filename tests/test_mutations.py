@@ -75,13 +75,13 @@ def pieces() -> None:
 
 MUTATIONS = [
     # ---- distributionally robust learning
-    Mutation("c by the old weights", scaffpd, "own = lam.gather(-1, who.to(lam.device).expand(*s.z.shape[:-2], -1).unsqueeze(-2))  # [1, S]", "own = torch.full_like(heard.loss.mT, 1 / clients.n_clients)", by("scaff_pd")),
+    Mutation("c by the old weights", scaffpd, "c = self._of(lam, s, who) @ heard.gradient", "c = self._of(self._weights(s, clients), s, who) @ heard.gradient", by("scaff_pd")),
     Mutation("extrapolation the other way", scaffpd, "(1 + theta) * now - theta * before", "(1 - theta) * now + theta * before", by("scaff_pd")),
     Mutation("the mean by equal weights", scaffpd, "weights=lam.squeeze(-2))", "weights=None)", by("scaff_pd")),
     Mutation("flipped correction", scaffpd, "g - c_k + m.c if", "g + c_k - m.c if", by("scaff_pd")),
     Mutation("Delta is not divided by J", scaffpd, "(z - u) / (m.lr * self.local_steps)", "(z - u) / m.lr", by("scaff_pd")),
     Mutation("gamma grows, tau does not shrink", scaffpd, "tau * (gamma / new) ** 0.5, new", "tau, new", by("scaff_pd-growing")),
-    Mutation("AFL averages by the new weights", scaffpd, "z = own / own.sum(-1, keepdim=True) @ heard.z", "z = psi.prox(lam, now, self.dual_lr) @ heard.z", by("afl")),
+    Mutation("AFL averages by the new weights", scaffpd, "z = self._of(lam, s, who) @ heard.z", "z = psi.prox(lam, now, self.dual_lr) @ heard.z", by("afl")),
     Mutation("chi2 forgets N", ambiguity, "(self.rho * lam.shape[-1] + 1 / sigma)", "(self.rho + 1 / sigma)", by("scaff_pd")),
     Mutation("CVaR has no cap", ambiguity, "capped_simplex(self._cap(lam.shape[-1]))(lam + sigma * s, 0.0)", "simplex()(lam + sigma * s, 0.0)", by("scaff_pd-growing")),
     Mutation("the capped projection stops short", projections, "(high - 1) / (high - low)", "0.5 * (high - 1) / (high - low)", partial(test_robust.test_capped_simplex, 0.4)),
@@ -259,7 +259,7 @@ MUTATIONS = [
     Mutation("p is a client mean when pooled", auc, "else n_pos.sum() / n.sum()", "else (n_pos / n).mean()", by("local_sgda-pooled-with_replacement")),
     Mutation("p comes from participants alone", auc, "who=clients.everyone()", "who=None", by("codasca-some")),
     Mutation("a piece of the data has the whole dual term", auc, "share = batch.w.sum(-1, keepdim=True)  # 1, or", "share = 1.0  # 1, or", pieces),
-    Mutation("the margin dual is not clipped", auc, "z[..., -1:].clamp(0.0, _LARGEST_DUAL)], dim=-1)", "z[..., -1:]], dim=-1)", by("published")),
+    Mutation("the margin dual is not clipped", auc, "alpha.clamp(0.0, _LARGEST_DUAL) if", "alpha if", by("published")),
     Mutation("the margin is one", auc, "(self.margin + z[..., -2:-1]", "(1.0 + z[..., -2:-1]", by("codasca-margin")),
     Mutation("the margin dual keeps p(1-p)", auc, "minus_dalpha = self._margin_step(z) * share", "minus_dalpha = self._margin_step(z) * share * p * (1 - p)", by("codasca-margin")),
     # ---- empirical risk

@@ -299,6 +299,24 @@ def test_robust_methods_lower_the_largest_loss() -> None:
         assert largest(algorithm) < average - 0.01, type(algorithm).__name__
 
 
+def test_q_fedavg_stops_where_the_gradient_of_its_objective_vanishes() -> None:
+    """One full gradient a round: the fixed point of sum F_i^(q+1) / (q+1), where sum F_i^q g_i = 0."""
+    L, G = parts(run(QFedAvg(lr=0.5, local_steps=1, q=2.0), rounds=3000).z[-1])
+    assert np.abs((L**2) @ G).max() < 1e-6 < np.abs(G.mean(0)).max()
+
+
+def test_afl_with_one_gradient_reaches_the_robust_optimum() -> None:
+    """With the chi2 penalty its fixed point is that of the robust objective; with many local steps it stops at a bias."""
+    fed, problem = robust_regression_federation(heterogeneity=0.3), RobustRegression(10, rho=0.1)
+    best = problem.optimum(fed)[0].numpy()
+
+    def error(local_steps: int) -> float:
+        algorithm = AgnosticFL(ambiguity="chi2(0.1)", lr=0.05, local_steps=local_steps, dual_lr=0.2)
+        return float(np.abs(drive(algorithm, problem, fed, 1500, batching=FULL).z[-1] - best).max())
+
+    assert error(1) < 1e-8 and error(10) > 1e-4
+
+
 def test_delta_fl_trains_the_tail_alone() -> None:
     got = run(DeltaFL(lr=0.1, local_steps=3, tail=0.3), rounds=1)
     traffic = got.clients.traffic.by_phase

@@ -255,11 +255,12 @@ class Cohort:
 
     def apply(self, function: Callable[..., Any], z: Tensor, batch: Batch, *more: Tensor) -> Any:
         """function(z, batch, *more) of each client, for z and more [S, k] or [1, k]: tensors [S, k]."""
-        z, *more = (self.each(v) for v in (z, *more))  # type: ignore[assignment]
+        values = [self.each(v) for v in (z, *more)]
+        if self._alike > 1:  # as the batch is shared
+            values = [v.unflatten(0, (-1, self._alike)) for v in values]
+        out = function(values[0], batch, *values[1:])
         if self._alike == 1:
-            return function(z, batch, *more)
-        z, *more = (v.unflatten(0, (-1, self._alike)) for v in (z, *more))  # type: ignore[assignment]
-        out = function(z, batch, *more)  # as the batch is shared
+            return out
         return tree_map(lambda v: v.flatten(0, 1), out)
 
     def field(self, z: Tensor, batch: Batch) -> Tensor:
@@ -306,21 +307,16 @@ class Cohort:
 
     def full_loss(self, z: Tensor) -> Tensor:
         """Local objective f_i(z) over all local samples: [S, 1]."""
+        return torch.stack([self.apply(self._loss, z, batch) for batch in self.everything()]).sum(0)
 
-        def part(z: Tensor, batch: Batch) -> Tensor:
-            return (self.problem.losses(z, batch.data) * batch.w).sum(-1, keepdim=True)
-
-        return torch.stack([self.apply(part, z, batch) for batch in self.everything()]).sum(0)
+    def _loss(self, z: Tensor, batch: Batch) -> Tensor:
+        return (self.problem.losses(z, batch.data) * batch.w).sum(-1, keepdim=True)
 
     def minibatch_loss(self, z: Tensor) -> Tensor:
         """Local objective on one fresh minibatch (on all samples where steps take all): [S, 1]."""
         if self._batching.size is None:
             return self.full_loss(self.each(z))
-
-        def mean(z: Tensor, batch: Batch) -> Tensor:
-            return (self.problem.losses(z, batch.data) * batch.w).sum(-1, keepdim=True)
-
-        loss: Tensor = self.apply(mean, z, self.batch(self._batching.size))
+        loss: Tensor = self.apply(self._loss, z, self.batch(self._batching.size))
         return loss
 
     def normal(self, k: int) -> Tensor:

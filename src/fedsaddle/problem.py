@@ -89,6 +89,10 @@ class Problem(ABC):
         """Proximal step for g(x) and projection of (x, y), after a gradient step of size lr; identity by default."""
         return z
 
+    def projected_dual(self, z: Tensor) -> Tensor:
+        """y [..., n_y] projected, for methods that leave g to the server."""
+        return self.prox(z, 0.0)[..., self.n_x :]
+
     def penalty(self, z: Tensor) -> Tensor:
         """The value of g(x) [..., 1]; 0 where its prox is a projection, or not known by name."""
         return torch.zeros_like(z[..., :1])
@@ -211,6 +215,9 @@ class ModelProblem(Problem):
         if isinstance(lr, Tensor) and lr.ndim:
             lr = lr[..., :1]  # of x, where x and y have steps of their own
         return z.index_copy(-1, weights, g.prox(z.index_select(-1, weights), lr))
+
+    def projected_dual(self, z: Tensor) -> Tensor:
+        return z[..., self.n_x :]
 
     def penalty(self, z: Tensor) -> Tensor:
         if self.regulariser is None:

@@ -6,6 +6,7 @@ the constraint's size: `box(-1, 1)`, `ball(10)`, `l1(0.001)`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
@@ -155,6 +156,7 @@ class Regulariser(NamedTuple):
     value: Callable[[Tensor], Tensor]  # [..., k] -> [..., 1]
 
 
+@functools.cache  # asked for at every local step
 def regulariser(spec: str) -> Regulariser:
     """A regulariser from its name, such as "l1(0.001)", "elastic_net(0.001, 0.1)" or "group_lasso(0.01, 4)"."""
     value: Callable[[Tensor], Tensor] = _called(spec, VALUES, "such as l1(0.001)")

@@ -79,7 +79,7 @@ class DRFA(Robust):
 
     def round(self, s: State, clients: Clients) -> State:
         psi, N, M = sets.named(self.ambiguity), clients.n_clients, clients.round_size()
-        lam = psi.start(N, s.z).unsqueeze(0) if s.lam is None else s.lam
+        lam = self._weights(s, clients)
         p = lam[0].double().cpu().numpy().clip(min=0)
         at = Control.of(float(clients.integer(self.local_steps)) + 1, s.z)
         mean, _ = clients.mean(

@@ -97,8 +97,9 @@ class FedNest(Algorithm):
         point, mean = Once(z, version=loop, name="point"), None
         if self.corrected:
             (mean,), _ = clients.mean(gradients, Down(point, None))
-        (moved,), _ = clients.mean(steps, Down(point, mean))
-        return moved  # type: ignore[no-any-return]
+        reply, _ = clients.mean(steps, Down(point, mean))
+        moved: Tensor = reply[0]
+        return moved
 
     # ---- clients: the y block, then the x block -------------------------------------------------------------
 

@@ -195,15 +195,15 @@ class FFMDR(Algorithm):
         problem, start = cohort.problem, u
         lr = cohort.vector(self.lr, self.lr if self.lr_dual is None else self.lr_dual)
         centre = cohort.pad(x)
-        steps, most = cohort.epoch() if self.solver != "extragradient" else (cohort.sizes.unsqueeze(-1), 1)
+        steps, most = cohort.epoch()
         on_x = cohort.vector(1.0, 0.0)
 
         def pulled(u: Tensor, F: Tensor) -> Tensor:
             return F + on_x * (u - centre) / self.beta
 
-        def moved(u: Tensor, F: Tensor) -> Tensor:
-            u = u - lr * pulled(u, F)
-            return torch.cat([u[..., : problem.n_x], problem.prox(u, 0.0)[..., problem.n_x :]], dim=-1)
+        def moved(u: Tensor, T: Tensor) -> Tensor:
+            u = u - lr * T
+            return torch.cat([u[..., : problem.n_x], problem.projected_dual(u)], dim=-1)
 
         going = torch.ones_like(u[..., :1])  # 1 for clients that have not stopped
         table = self._table(cohort, u) if self.solver == "saga" else None
@@ -211,22 +211,20 @@ class FFMDR(Algorithm):
 
         def sgda(carry: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
             u, done, going = carry
-            new = moved(u, cohort.field(u, batch))
+            new = moved(u, pulled(u, cohort.field(u, batch)))
             active = (done < steps) & (going > 0)
             return torch.where(active, new, u), done + 1, going
 
         def saga(carry: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
             u, done, going, table, mean = carry
             active = (done < steps) & (going > 0)
-            fresh = cohort.each_field(u, batch)  # [S, B, d]
-            return self._saga_step(cohort, batch, active, u, fresh, table, mean, moved, done, going)
+            F, table, mean = self._saga_field(cohort, batch, u, active, table, mean)
+            return torch.where(active, moved(u, pulled(u, F)), u), done + 1, going, table, mean
 
         for e in range(self.epochs):
             if self.solver == "extragradient":
-                half = moved(u, cohort.full_field(u))
-                new = u - lr * pulled(half, cohort.full_field(half))
-                new = torch.cat([new[..., : problem.n_x], problem.prox(new, 0.0)[..., problem.n_x :]], dim=-1)
-                u = torch.where(going > 0, new, u)
+                half = moved(u, pulled(u, cohort.full_field(u)))
+                u = torch.where(going > 0, moved(u, pulled(half, cohort.full_field(half))), u)
             elif self.solver == "sgda":
                 u, _, _ = cohort.scan(sgda, (u, done, going), most, later=e * steps)
             else:
@@ -276,37 +274,28 @@ class FFMDR(Algorithm):
         return torch.cat(parts, dim=-2).flatten(-2), mean
 
     @staticmethod
-    def _saga_step(
-        cohort: Cohort,
-        batch: Batch,
-        active: Tensor,
-        u: Tensor,
-        fresh: Tensor,
-        table: Tensor,
-        mean: Tensor,
-        moved: Any,
-        done: Tensor,
-        going: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """u along fresh_B - table_B + the table's mean; then the table's entries are renewed."""
+    def _saga_field(
+        cohort: Cohort, batch: Batch, u: Tensor, active: Tensor, table: Tensor, mean: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """fresh_B - table_B + the table's mean, and the table and its mean with the minibatch's entries renewed."""
 
         def rows(z: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
             assert batch.places is not None
             return batch.places.expand(*z.shape[:-1], -1), batch.w.expand(*z.shape[:-1], -1)
 
+        fresh = cohort.each_field(u, batch)  # [S, B, d]
         places, w = cohort.apply(rows, u, batch)  # [S, B]
         at = places.unsqueeze(-1).expand_as(fresh)
         entries = table.unflatten(-1, (-1, u.shape[-1]))
-        before = entries.gather(-2, at)
         there = w > 0  # absent slots hold sample 0
-        change = (fresh - before) * there.unsqueeze(-1)
-        new = moved(u, (change * w.unsqueeze(-1)).sum(-2) + mean)
+        change = (fresh - entries.gather(-2, at)) * there.unsqueeze(-1)
+        F = (change * w.unsqueeze(-1)).sum(-2) + mean
         # a sample that was drawn more than once is renewed once
         times = ((places.unsqueeze(-1) == places.unsqueeze(-2)) & there.unsqueeze(-2)).sum(-1, keepdim=True)
         change = torch.where(active.unsqueeze(-1), change / times.clamp(min=1), 0.0)
         renewed = entries.scatter_add(-2, at, change)
         mean = mean + change.sum(-2) / cohort.sizes.unsqueeze(-1)
-        return torch.where(active, new, u), done + 1, going, renewed.flatten(-2), mean
+        return F, renewed.flatten(-2), mean
 
     # ---- exact -------------------------------------------------------------------------------------------
 
@@ -331,8 +320,8 @@ class FFMDR(Algorithm):
     def _solved(self, cohort: Cohort, x: Tensor, inverse: Tensor, constant: Tensor) -> Tensor:
         right = (cohort.pad(x) / self.beta - constant).unsqueeze(-1)
         u: Tensor = (inverse.unflatten(-1, (constant.shape[-1], -1)) @ right).squeeze(-1)
-        n_x = cohort.problem.n_x
-        if not u.is_cuda and not torch.equal(cohort.problem.prox(u, 0.0)[..., n_x:], u[..., n_x:]):
+        dual = u[..., cohort.problem.n_x :]
+        if not u.is_cuda and not torch.equal(cohort.problem.projected_dual(u), dual):
             raise FedsaddleError(
                 "FFMDR: solver 'exact' knows no constraint on y, which is active here; use 'sgda'"
             )

@@ -116,7 +116,7 @@ class CyCpPairwise(Stagewise):
     Args:
         pairing: each active sample meets one passive score ("one_to_one"), or all B of its step ("all_pairs").
         noise: standard deviation of Gaussian noise that clients add to the scores they share.
-        bits: scores are shared as codes of this many bits between a client's least and largest; None: as they are.
+        bits: scores are shared as codes of this many bits of their range at the client; None: as they are.
     """
 
     pairwise: ClassVar[bool] = True
@@ -262,14 +262,15 @@ class CyCpPairwise(Stagewise):
         by_1, by_2 = (noise * cohort.normal(sum(lengths))).split(lengths, dim=-1)
         h_1, range_1 = self._disguised(scores[0], by_1, count, extra_1)
         h_2, range_2 = self._disguised(scores[1], by_2, count, extra_2)
-        return Up(z, m, h_1, h_2, None if self.bits is None else Each(torch.cat([range_1, range_2], dim=-1)))
+        ranges = [r for r in (range_1, range_2) if r is not None]
+        return Up(z, m, h_1, h_2, Each(torch.cat(ranges, dim=-1)) if ranges else None)
 
     def extras(self, problem: Problem) -> tuple[int, int]:
         """How many numbers beside its score an entry of each side has."""
         assert isinstance(problem, Pairwise)
         return problem.extra, problem.extra
 
-    def _disguised(self, h: Tensor, noise: Tensor, count: int, extra: int) -> tuple[Each, Tensor]:
+    def _disguised(self, h: Tensor, noise: Tensor, count: int, extra: int) -> tuple[Each, Tensor | None]:
         """Scores [count k] with noise, as codes of their range; the last `extra` of k stay as they are.
 
         The range is that of the client's scores, widened to multiples of a power of two, about an eighth of it: its ends
@@ -279,7 +280,7 @@ class CyCpPairwise(Stagewise):
         k = h.shape[-1]
         own, rest = (h + noise)[..., : k - extra], h[..., k - extra :]
         if self.bits is None:
-            return Each(torch.cat([own, rest], dim=-1).flatten(-2)), own[..., 0, :]
+            return Each(torch.cat([own, rest], dim=-1).flatten(-2)), None
         low, high = own.amin((-2, -1), keepdim=True), own.amax((-2, -1), keepdim=True)
         span = high - low
         grid = torch.where(span > 0, span, 1.0).log2().ceil().exp2() / 8

@@ -68,17 +68,28 @@ class Robust(Algorithm):
     def init(self, z: Tensor, problem: Problem) -> State:
         return State(z, None, None, 0, None)
 
-    def _known(self, s: State, clients: Clients, who: Tensor, L: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(lambda, losses of the round before, losses now) [1, N]; clients that did not answer keep their last loss."""
-        lam = s.lam
-        if lam is None:
-            lam = sets.named(self.ambiguity).start(clients.n_clients, s.z).expand(*s.z.shape[:-1], -1)
-        now = (
-            L.mean(-2, keepdim=True).expand_as(lam) if s.losses is None else s.losses
-        )  # not heard of yet: the mean
-        at = who.to(s.z.device).expand(*s.z.shape[:-2], -1).unsqueeze(-2)
-        now = now.scatter(-1, at, L.mT.to(now))
-        return lam, now if s.losses is None else s.losses, now
+    def _weights(self, s: State, clients: Clients) -> Tensor:
+        """lambda [1, N]: equal before the first round."""
+        if s.lam is not None:
+            return s.lam
+        return sets.named(self.ambiguity).start(clients.n_clients, s.z).expand(*s.z.shape[:-1], -1)
+
+    @staticmethod
+    def _heard(s: State, clients: Clients, who: Tensor, L: Tensor) -> Tensor:
+        """All clients' losses [1, N]: those that did not answer keep their last one, or the mean if there is none."""
+        last = L.mean(-2, keepdim=True).expand(*s.z.shape[:-1], clients.n_clients)
+        return (last if s.losses is None else s.losses).scatter(-1, _at(s, who), L.mT.to(s.z))
+
+    @staticmethod
+    def _of(lam: Tensor, s: State, who: Tensor) -> Tensor:
+        """The weights of those who answered, scaled to one [1, S]."""
+        own = lam.gather(-1, _at(s, who))
+        return own / own.sum(-1, keepdim=True)
+
+
+def _at(s: State, who: Tensor) -> Tensor:
+    """Clients' numbers [S] (replicas: [R, S]) as an index of [1, N]."""
+    return who.to(s.z.device).expand(*s.z.shape[:-2], -1).unsqueeze(-2)
 
 
 class Down(NamedTuple):
@@ -145,10 +156,10 @@ class ScaffPD(Robust):
         tau, sigma, theta = self.steps_of(s.round)
         psi, point = sets.named(self.ambiguity), Once(s.z, version=s.round, name="point")
         who, heard = clients.gather(self.losses_and_gradients, Down(point, None))
-        lam, before, now = self._known(s, clients, who, heard.loss)
-        lam = psi.prox(lam, (1 + theta) * now - theta * before, sigma)
-        own = lam.gather(-1, who.to(lam.device).expand(*s.z.shape[:-2], -1).unsqueeze(-2))  # [1, S]
-        c = own / own.sum(-1, keepdim=True) @ heard.gradient  # by the new weights
+        now = self._heard(s, clients, who, heard.loss)
+        before = now if s.losses is None else s.losses
+        lam = psi.prox(self._weights(s, clients), (1 + theta) * now - theta * before, sigma)
+        c = self._of(lam, s, who) @ heard.gradient  # by the new weights
         lr = Control.of(tau / (self.local_steps * self.server_lr), s.z)
         mean, _ = clients.mean(self.corrected_steps, Down(point, c, lr), weights=lam.squeeze(-2))
         scale = lam.sum(-1, keepdim=True)  # 1, but for sets whose weights need not sum to one
@@ -178,8 +189,8 @@ class LossAndGradient(NamedTuple):
 
 
 class Local(NamedTuple):
-    z: Tensor  # where the local steps ended, or the gradient
-    loss: Any  # Each: f_i at the received point [S, 1]
+    z: Tensor  # where the local steps ended [S, d]
+    loss: Tensor  # f_i at the received point [S, 1]
 
 
 @dataclass(frozen=True)
@@ -211,14 +222,10 @@ class AgnosticFL(Robust):
         self._require_nonnegative("dual_lr")
 
     def round(self, s: State, clients: Clients) -> State:
-        psi = sets.named(self.ambiguity)
-        lam = s.lam
-        if lam is None:
-            lam = psi.start(clients.n_clients, s.z).expand(*s.z.shape[:-1], -1)
+        psi, lam = sets.named(self.ambiguity), self._weights(s, clients)
         who, heard = clients.gather(self.local_descent, (s.z,))
-        _, _, now = self._known(s, clients, who, heard.loss)
-        own = lam.gather(-1, who.to(lam.device).expand(*s.z.shape[:-2], -1).unsqueeze(-2))
-        z = own / own.sum(-1, keepdim=True) @ heard.z
+        now = self._heard(s, clients, who, heard.loss)
+        z = self._of(lam, s, who) @ heard.z
         dual_lr: Any = self.dual_lr
         moves = isinstance(dual_lr, Tensor) or dual_lr > 0
         new = psi.prox(lam, now, dual_lr) if moves else lam

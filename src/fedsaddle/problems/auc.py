@@ -161,9 +161,11 @@ class AUC(ModelProblem):
 
     def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
         z = super().prox(z, lr)
-        if self.dual == "margin":
-            return torch.cat([z[..., :-1], z[..., -1:].clamp(0.0, _LARGEST_DUAL)], dim=-1)
-        return z
+        return torch.cat([z[..., :-1], self.projected_dual(z)], dim=-1) if self.dual == "margin" else z
+
+    def projected_dual(self, z: Tensor) -> Tensor:
+        alpha = z[..., -1:]
+        return alpha.clamp(0.0, _LARGEST_DUAL) if self.dual == "margin" else alpha
 
     # ---- the positive ratio ------------------------------------------------------------------------------
 
