@@ -497,7 +497,7 @@ def test_out_that_cannot_be_used(fedsaddle: Command) -> None:
     [
         (["frobnicate"], "No such command 'frobnicate'"),
         (["run"], "Missing argument"),
-        (["run", "x.toml", "--fast"], "No such option: --fast"),
+        (["run", "x.toml", "--fast"], "No such option"),
         (["list", "algorithmz"], "'algorithmz' is not one of 'algorithms'"),
         (["show", "codasac"], "'codasac' is unknown; did you mean 'codasca'?"),
         (["show", "xyzzy"], "'xyzzy' is unknown; try: fedsaddle list algorithms"),

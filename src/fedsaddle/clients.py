@@ -348,7 +348,7 @@ class Clients(ABC):
         down = down + self._count_once(name, message, who.ids)
         up = answered = 0
         try:
-            for at, replies in self._run(work, _unwrap(message), who, phase):
+            for at, replies in self._run(work, message, who, phase):
                 ids = who.ids[..., at]
                 _check_reply(work, replies, ids.shape)
                 up += (_numbers(replies) + _numbers_of_each(replies)) // replicas
@@ -433,7 +433,7 @@ class ClientWorkError(FedsaddleError):
     """Client work failed, for instance in the user's own loss; says in which round, phase and client."""
 
 
-def _unwrap(message: Any) -> Any:
+def unwrapped(message: Any) -> Any:
     """The message as a client reads it, but for what differs: every Once and Control replaced by its value."""
     return tree_map(lambda part: part.value, message, of=(Once, Control))
 

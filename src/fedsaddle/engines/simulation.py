@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from fedsaddle import sampling
-from fedsaddle.clients import Clients, ClientWorkError, Work, addressed
+from fedsaddle.clients import Clients, ClientWorkError, Work, addressed, unwrapped
 from fedsaddle.cohort import Batching, Cohort, Sides
 from fedsaddle.engines.execution import Execution
 from fedsaddle.engines.memory import ClientMemory
@@ -65,7 +63,7 @@ class Simulation(Clients):
         self.batching = batching
         self.problem = problem.to(self.device, dtype)
         self._samples = self._residence(federation, offload)
-        self._sides = _sides(problem.sides(federation.data), federation, self.device)
+        self._sides = sides_of(problem, federation, self.device)
         self._sizes = federation.sizes.to(self.device)
         self._execute = Execution(self.device, compile, graph, precision)
         self._chunk = max(1, chunk // len(self.seeds)) if chunk else self.n_clients
@@ -127,6 +125,7 @@ class Simulation(Clients):
 
     def _run(self, work: Work, message: Any, who: Draw, phase: int) -> Iterator[tuple[np.ndarray, Any]]:
         answering = np.flatnonzero(who.answered if who.answered.ndim == 1 else who.answered[0])
+        message = unwrapped(message)
         for start in range(0, len(answering), self._chunk):
             at = answering[start : start + self._chunk]
             ids = who.ids[..., at]
@@ -179,8 +178,9 @@ class Simulation(Clients):
         self._memory.write(clients, memory)
 
 
-def _sides(masks: tuple[Tensor, ...], federation: Federation, device: torch.device) -> Sides | None:
-    """The samples of every client where each of two masks [n] is true."""
+def sides_of(problem: Problem, federation: Federation, device: torch.device) -> Sides | None:
+    """Of a problem on pairs, the samples of every client that are on each of its two sides."""
+    masks = problem.sides(federation.data)
     if not masks:
         return None
     rows = [mask.cpu().nonzero().squeeze(-1) for mask in masks]

@@ -1,0 +1,77 @@
+"""What is in a message to a site and in its reply, as Flower records.
+
+A message has up to three records: `session` (the run, for a site that does not hold it yet), `shared` (what all sites are sent,
+one upload for all of them) and `own` (what differs from site to site). Each is a tree of `wire`, and `own` has a `head` in
+JSON beside it:
+
+    run, round, phase   what it belongs to; the reply says the same
+    action              "hello", "work" or "evaluate"
+    session             digest of the session that the site needs
+    work                "algorithm.drift_corrected_steps", "problem.class_counts"
+    client              the site's number
+    base, committed     versions of its memory, [round, phase] or null: where to start from, and what can no longer be undone
+
+A reply is one record: a `head` with `status` ("done", "missing": send the message again with what it lacks, "refused": with a
+`reason`), and a tree.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from flwr.app import ConfigRecord, RecordDict
+
+from fedsaddle.wire import Garbled
+
+Head = dict[str, Any]
+Tag = tuple[int, int]  # (round, phase) in which a site's memory was written
+
+ACTION = "query"  # Flower's type of all our messages
+
+
+class Request(NamedTuple):
+    """A message to one site."""
+
+    head: Head
+    own: bytes = b""
+    shared: bytes = b""
+    session: bytes = b""  # empty: the site holds it
+
+    def record(self) -> RecordDict:
+        records = {"own": ConfigRecord({"head": json.dumps(self.head), "body": self.own})}
+        for name, body in (("shared", self.shared), ("session", self.session)):
+            if body:
+                records[name] = ConfigRecord({"body": body})
+        return RecordDict(records)  # type: ignore[arg-type]
+
+    @staticmethod
+    def of(content: RecordDict) -> Request:
+        head, own = _opened(content, "own")
+        bodies = {k: _opened(content, k)[1] if k in content else b"" for k in ("shared", "session")}
+        return Request(head, own, **bodies)
+
+
+class Reply(NamedTuple):
+    """A site's answer."""
+
+    head: Head
+    body: bytes = b""
+
+    def record(self) -> RecordDict:
+        return RecordDict({"reply": ConfigRecord({"head": json.dumps(self.head), "body": self.body})})
+
+    @staticmethod
+    def of(content: RecordDict) -> Reply:
+        return Reply(*_opened(content, "reply"))
+
+
+def _opened(content: RecordDict, name: str) -> tuple[Head, bytes]:
+    try:
+        record = content[name]
+        head, body = json.loads(str(record.get("head", "{}"))), record.get("body", b"")
+        if not isinstance(head, dict) or not isinstance(body, bytes):
+            raise ValueError("a record is a head and bytes")
+        return head, body
+    except (KeyError, ValueError, AttributeError) as error:
+        raise Garbled(f"wire: no {name} in it ({type(error).__name__}: {error})") from error
