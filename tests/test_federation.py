@@ -324,8 +324,8 @@ def test_bad_test_sets_are_refused(text: str, arguments: Any) -> None:
 
 @pytest.mark.parametrize("how", ["unit", "symmetric", "standard"])
 def test_a_constant_column_is_scaled_to_zero(how: Any) -> None:
-    x = np.stack([np.full(49, 0.1), np.arange(49.0)], axis=1)  # the mean of 49 times 0.1 is not 0.1
-    scaled = Federation.from_arrays(x, clients=np.arange(49) % 2).scaled(how).data["x"]
+    x = np.stack([np.full(3, 0.1), np.arange(3)], axis=1)  # the mean of three times 0.1 is not 0.1
+    scaled = Federation.from_arrays(x, clients=[0, 1, 1]).scaled(how).data["x"]
     assert not scaled[:, 0].any()
     assert scaled[:, 1].std() > 0
 
