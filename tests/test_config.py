@@ -22,6 +22,7 @@ from fedsaddle import schema
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.config import Config, dump, load, resolve
 from fedsaddle.data import load as load_dataset
+from fedsaddle.keys import in_words
 from fedsaddle.participation import PARTICIPATION
 from fedsaddle.toml import to_toml
 
@@ -151,7 +152,7 @@ def test_every_name_of_every_section_has_keys_that_can_be_checked_and_said() -> 
     for section, named in schema.NAMED.items():
         for name in named:
             for key, own in schema.keys(section, name).items():
-                assert schema.in_words(own.type), (section, name, key)
+                assert in_words(own.type), (section, name, key)
                 if not own.required and own.default is not None:
                     own.python(own.default)
 

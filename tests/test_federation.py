@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsaddle import errors
+from fedsaddle import errors, ingest
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 
@@ -321,6 +322,14 @@ def test_bad_test_sets_are_refused(text: str, arguments: Any) -> None:
     refused(text, lambda: fed.with_test(**arguments))
 
 
+@pytest.mark.parametrize("how", ["unit", "symmetric", "standard"])
+def test_a_constant_column_is_scaled_to_zero(how: Any) -> None:
+    x = np.stack([np.full(3, 0.1), np.arange(3)], axis=1)  # the mean of three times 0.1 is not 0.1
+    scaled = Federation.from_arrays(x, clients=[0, 1, 1]).scaled(how).data["x"]
+    assert not scaled[:, 0].any()
+    assert scaled[:, 1].std() > 0
+
+
 # ------------------------------------------------------------------------------------------------- from frame
 
 
@@ -396,6 +405,27 @@ def test_from_csv_files_by_folder_glob_and_list(tmp_path: Path) -> None:
         assert fed.data["y"].tolist() == [1, 0, 0, 1]
 
 
+def test_columns_are_dropped_and_separated_as_told(tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        (tmp_path / f"{name}.csv").write_text("id;age;died\nP-1;60;y\nP-2;71;n\n")
+    fed = Federation.from_files(tmp_path, label="died", drop=["id"], sep=";")
+    assert fed.feature_names == ("age",)
+    assert fed.data["x"].flatten().tolist() == [60, 71, 60, 71]
+    both = frame()
+    assert Federation.from_frame(both, group="hospital", label="died", drop=["bp"]).feature_names == ("age",)
+    for options, text in (
+        ({"drop": ["pb"]}, "no column 'pb'"),
+        ({"features": ["bp"], "drop": ["bp"]}, "in drop"),
+    ):
+        refused(text, lambda o=options: Federation.from_frame(both, group="hospital", label="died", **o))
+
+
+def test_the_line_of_a_row_in_a_compressed_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv.gz"
+    file.write_bytes(gzip.compress(b'note,age\n"two\nlines",1\n\nx,2\n'))
+    assert [ingest.line_of(file, row) for row in (0, 1)] == [2, 5]
+
+
 def test_from_npz_and_libsvm_files(tmp_path: Path) -> None:
     for name in ("s1", "s2"):
         np.savez(tmp_path / f"{name}.npz", x=np.ones((3, 2, 2)), y=np.array([0, 1, 1]))
@@ -431,7 +461,20 @@ def test_parquet(tmp_path: Path) -> None:
     [
         ("b.csv has no column 'age', which a.csv has", {"a.csv": "age,y\n1,0\n", "b.csv": "old,y\n1,0\n"}, {}),
         ("b.csv has column 'bp', which a.csv has not", {"a.csv": "age,y\n1,0\n", "b.csv": "age,bp,y\n1,2,0\n"}, {}),
-        ("b.csv: x has NaN at row 1, column 'age' (0)", {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n1,0\n,1\n"}, {}),
+        (
+            "b.csv: x has NaN at row 1, column 'age' (0), line 3 of the file: drop or impute it",
+            {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n1,0\n,1\n"},
+            {},
+        ),
+        (
+            "b.csv: x has NaN at row 2, column 'age' (1), line 8 of the file",  # blank lines, a field of two lines
+            {"a.csv": "n,age,y\n0,1,0\n", "b.csv": 'n,age,y\n\n0,1,0\n  \n1,2,"\n1"\n\n2,,1\n'},
+            {"drop": []},
+        ),
+        ("b.csv: y has no value at row 0, line 2 of the file", {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n1,\n"}, {}),
+        ("a.csv has no column 'agee': did you mean 'age'? it has", {"a.csv": "age,y\n1,0\n"}, {"drop": ["agee"]}),
+        ("sep must be one character, got ';;'", {"a.csv": "age,y\n1,0\n"}, {"sep": ";;"}),
+        ("has no named columns: leave drop out", {"a.txt": "1 1:1\n"}, {"drop": ["age"]}),
         ("a.csv: column 'age' is not numeric", {"a.csv": "age,y\nold,0\n", "b.csv": "age,y\n1,0\n"}, {}),
         ("a.csv has no column 'y': it has 'age'", {"a.csv": "age\n1\n", "b.csv": "age\n1\n"}, {}),
         ("name its label column with label=", {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n1,0\n"}, {"label": None}),

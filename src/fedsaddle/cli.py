@@ -24,12 +24,12 @@ from fedsaddle.describe import Kind, described, parameters, summary, things
 from fedsaddle.engines import torchrun
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
+from fedsaddle.keys import did_you_mean
 from fedsaddle.probe import examine
 from fedsaddle.problem import ModelProblem
 from fedsaddle.report import write_comparison, write_report
 from fedsaddle.reproduce import experiments
 from fedsaddle.reproduce import reproduce as run_experiment
-from fedsaddle.schema import did_you_mean
 from fedsaddle.sweep import sweep as run_sweep
 from fedsaddle.train import human_bytes
 

@@ -64,21 +64,12 @@ from fedsaddle.algorithms import Algorithm, LocalSGDA
 from fedsaddle.data import load as load_dataset
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
-from fedsaddle.ingest import file_format
+from fedsaddle.ingest import file_format, located, read_frame
+from fedsaddle.keys import Tree, first_line, unknown_key
 from fedsaddle.participation import Participation
 from fedsaddle.problem import ModelProblem, Problem
 from fedsaddle.problems import PROBLEMS, QuadraticSaddle, quadratic_federation
-from fedsaddle.schema import (
-    GENERATED,
-    HELD_OUT,
-    NAMED,
-    Tree,
-    arguments,
-    factory,
-    filled,
-    first_line,
-    unknown_key,
-)
+from fedsaddle.schema import GENERATED, HELD_OUT, NAMED, arguments, factory, filled
 from fedsaddle.toml import quoted, to_toml
 from fedsaddle.train import Run, train
 
@@ -305,7 +296,9 @@ def _federation(tree: Tree) -> Federation:
             if "files" in part:
                 federation = Federation.from_files(part["files"], **options)
             else:
-                federation = Federation.from_frame(_table(Path(part["file"])), **options)
+                file, sep = Path(part["file"]), options.pop("sep")
+                with located(file, sep):
+                    federation = Federation.from_frame(_table(file, sep), **options)
             federation = _held_out(federation, **split).scaled(scale)
     for i, change in enumerate(tree.get("transform", ())):
         with _blamed(f"transform[{i}]"):
@@ -336,18 +329,12 @@ def _held_out(federation: Federation, test: float | None, valid: float | None, s
     return federation
 
 
-def _table(file: Path) -> Any:
-    import pandas
-
-    readers = {"csv": pandas.read_csv, "parquet": pandas.read_parquet}
+def _table(file: Path, sep: str) -> Any:
     if not file.is_file():
         raise FedsaddleError(f"data.file: {file} is not there, or not a file")
-    if file_format(file) not in readers:
+    if file_format(file) not in ("csv", "parquet"):
         raise FedsaddleError(f"data.file: must be a .csv or .parquet file, got {file.name}")
-    try:
-        return readers[file_format(file)](file)
-    except Exception as error:  # each reader has its own zoo of exceptions
-        raise FedsaddleError(f"{file} cannot be read as {file_format(file)}: {first_line(error)}") from error
+    return read_frame(file, sep)
 
 
 def _model(tree: Tree, federation: Federation) -> nn.Module:

@@ -12,8 +12,9 @@ from typing import Any
 
 from fedsaddle.data import DatasetInfo, load
 from fedsaddle.engines import ENGINES
+from fedsaddle.keys import in_words
 from fedsaddle.reproduce import experiments
-from fedsaddle.schema import NAMED, in_words, keys
+from fedsaddle.schema import NAMED, keys
 from fedsaddle.sweep import grids
 from fedsaddle.toml import quoted, to_toml
 

@@ -203,17 +203,12 @@ class Federation:
             return self
         x = self.data["x"].double()
         axes = [i for i in range(x.ndim) if i != 1]
-        if how == "standard":
-            shift, width = x.mean(axes, keepdim=True), x.std(axes, correction=0, keepdim=True)
-        elif how in ("unit", "symmetric"):
-            shift, width = x.amin(axes, keepdim=True), x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)
-            if how == "symmetric":
-                shift, width = shift + width / 2, width / 2
-        else:
-            raise FedsaddleError(
-                f"scaled: how must be 'none', 'unit', 'symmetric' or 'standard', got {how!r}"
-            )
-        width = torch.where(width > 0, width, 1.0)
+        low, high = x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)
+        deviation = x.std(axes, correction=0, keepdim=True)
+        return self.shifted(*shift_and_width(how, x.mean(axes, keepdim=True), deviation, low, high))
+
+    def shifted(self, shift: Tensor, width: Tensor) -> Federation:
+        """x becomes (x - shift) / width in every part, computed in float64; both have x's axes."""
 
         def apply(part: Federation) -> Federation:
             x = part.data["x"]
@@ -331,6 +326,7 @@ class Federation:
         label: str | None,
         positive: Any = None,
         features: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
         task: str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Federation:
@@ -342,10 +338,11 @@ class Federation:
             label: column to predict; None for data without labels.
             positive: the label value (or list of values) that becomes class 1.
             features: columns used as features; all others unless given.
+            drop: columns that are not features, such as a patient's number.
             task: `"classification"` or `"regression"`; guessed from the label unless given.
             dtype: floating type of x.
         """
-        x, y, clients = ingest.columns_of(frame, group, label, features)
+        x, y, clients = ingest.columns_of(frame, group, label, features, drop)
         return cls.from_arrays(x, y, clients=clients, positive=positive, task=task, dtype=dtype)
 
     @classmethod
@@ -355,6 +352,8 @@ class Federation:
         *,
         label: str | None = None,
         positive: Any = None,
+        drop: Sequence[str] = (),
+        sep: str = ",",
         task: str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Federation:
@@ -365,10 +364,12 @@ class Federation:
                 .parquet, .npz (arrays `x` and `y`) or LIBSVM text (.svm, .libsvm, .txt, or .bz2 of it).
             label: label column of .csv and .parquet files.
             positive: the label value (or list of values) that becomes class 1.
+            drop: columns of .csv and .parquet files that are not features.
+            sep: the character between the columns of .csv files.
             task: `"classification"` or `"regression"`; guessed from the label unless given.
             dtype: floating type of x.
         """
-        x, y, parts, names, columns = ingest.read_files(paths, label)
+        x, y, parts, names, columns = ingest.read_files(paths, label, drop, sep)
         return cls.from_arrays(
             x, y, clients=parts, names=names, feature_names=columns, positive=positive, task=task, dtype=dtype
         )
@@ -384,6 +385,21 @@ class Federation:
         if not self._has_classes:
             return figures.ownership(self.sizes.numpy()[:, None], self.names, None)
         return figures.ownership(self.class_counts(), self.names, self.classes)
+
+
+def shift_and_width(
+    how: str, mean: Tensor, deviation: Tensor, low: Tensor, high: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What `how` of `Federation.scaled` subtracts and divides by, from statistics of the columns."""
+    constant = low == high  # the deviation of equal numbers may be a rounding error
+    if how == "standard":
+        return torch.where(constant, low, mean), torch.where(constant, 1.0, deviation)
+    if how not in ("unit", "symmetric"):
+        raise FedsaddleError(f"scaled: how must be 'none', 'unit', 'symmetric' or 'standard', got {how!r}")
+    shift, width = low, high - low
+    if how == "symmetric":
+        shift, width = shift + width / 2, width / 2
+    return shift, torch.where(constant, 1.0, width)
 
 
 def _rank(groups: Array) -> IntArray:

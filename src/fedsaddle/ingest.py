@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
+import csv
+import gzip
+import lzma
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle.errors import FedsaddleError, optional_import
+from fedsaddle.keys import did_you_mean
 
 Array = npt.NDArray[Any]
 IntArray = npt.NDArray[np.int64]
@@ -25,6 +31,20 @@ COMPRESSED = (".gz", ".bz2", ".xz")
 FORMATS = {".csv": "csv", ".parquet": "parquet", ".npz": "npz"} | dict.fromkeys(
     (".svm", ".libsvm", ".txt"), "libsvm"
 )
+
+
+class BadRow(FedsaddleError):
+    """A row that cannot be used.
+
+    Args:
+        what: is wrong with it, for example "x has NaN at row 4".
+        row: its number, from 0.
+        remedy: what to do.
+    """
+
+    def __init__(self, what: str, row: int, remedy: str = IMPUTE) -> None:
+        super().__init__(f"{what}: {remedy}")
+        self.what, self.row, self.remedy = what, row, remedy
 
 
 def short(values: Iterable[Any], most: int = 8) -> str:
@@ -42,7 +62,7 @@ def tensors(
     """The user's arrays as checked tensors, in the user's row order, and the names of x's columns."""
     if hasattr(x, "columns") and hasattr(x, "dtypes"):  # a pandas DataFrame
         columns = columns or tuple(map(str, x.columns))
-        x, dtype = _numeric_frame(x), dtype or torch.float32
+        x, dtype = numeric_frame(x), dtype or torch.float32
     data = {name: _tensor(value, name) for name, value in fields.items()}
     if x is not None:
         tensor = _tensor(x, "x")
@@ -56,7 +76,7 @@ def tensors(
             k: v.to(kind) if v.is_floating_point() else v for k, v in data.items()
         }
     for name, tensor in data.items():
-        _check_finite(tensor, name, columns if name == "x" else ())
+        check_finite(tensor, name, columns if name == "x" else ())
     return data, columns
 
 
@@ -93,7 +113,7 @@ def _tensor(value: Any, name: str) -> Tensor:
     return tensor
 
 
-def _numeric_frame(frame: Any) -> Array:
+def numeric_frame(frame: Any) -> Array:
     """A DataFrame's values as floats; text columns are refused, missing values become NaN."""
     pandas = optional_import("pandas", "a DataFrame")
     if text := [c for c in frame.columns if not pandas.api.types.is_numeric_dtype(frame[c].dtype)]:
@@ -104,7 +124,8 @@ def _numeric_frame(frame: Any) -> Array:
     return values
 
 
-def _check_finite(tensor: Tensor, name: str, columns: Sequence[str]) -> None:
+def check_finite(tensor: Tensor, name: str, columns: Sequence[str]) -> None:
+    """Refuse NaN and infinite numbers."""
     if not tensor.is_floating_point() or torch.isfinite(tensor.sum()):  # a finite sum has finite terms only
         return
     bad = (~torch.isfinite(tensor)).nonzero()
@@ -118,7 +139,7 @@ def _check_finite(tensor: Tensor, name: str, columns: Sequence[str]) -> None:
         where += f", column {columns[at[0]]!r} ({at[0]})" if columns else f", column {at[0]}"
     elif at:
         where += f", position {tuple(at)}"
-    raise FedsaddleError(f"{name} has {what} at {where}: {IMPUTE}")
+    raise BadRow(f"{name} has {what} at {where}", row)
 
 
 def same_length(data: Mapping[str, Tensor]) -> int:
@@ -135,7 +156,7 @@ def same_length(data: Mapping[str, Tensor]) -> int:
 # --------------------------------------------------------------------------------------------------- labels
 
 
-def _column(values: Any, name: str) -> Array:
+def column(values: Any, name: str) -> Array:
     """One value a row as a one-dimensional numpy array."""
     array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     if array.ndim == 2 and array.shape[1] == 1:
@@ -147,53 +168,62 @@ def _column(values: Any, name: str) -> Array:
     return array
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     """A label as text, so that 1, 1.0 and "1" are the same class."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
+def missing(values: Array) -> npt.NDArray[np.bool_]:
+    """Where there is no value: None, NaN and pandas' NA."""
+    if values.dtype.kind != "O":
+        return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
+    return np.array(
+        [v is None or type(v).__name__ in ("NAType", "NaTType") or v != v for v in values], dtype=bool
+    )
+
+
+def check_present(values: Array, name: str, remedy: str = IMPUTE) -> None:
+    """Refuse a row without a value."""
+    if (absent := missing(values)).any():
+        row = int(absent.argmax())
+        raise BadRow(f"{name} has no value at row {row}", row, remedy)
+
+
 def levels(values: Array, name: str, remedy: str) -> tuple[tuple[str, ...], IntArray]:
     """The distinct values as sorted texts, and the index of each row's value."""
-    if values.dtype.kind == "O":
-        missing = np.array(
-            [v is None or type(v).__name__ in ("NAType", "NaTType") or v != v for v in values], dtype=bool
-        )
-    else:
-        missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
-    if missing.any():
-        raise FedsaddleError(f"{name} has no value at row {int(missing.argmax())}: {remedy}")
+    check_present(values, name, remedy)
     if values.dtype.kind == "O" and not all(isinstance(v, (int, float, np.number)) for v in values):
-        values = np.array([_text(v) for v in values])
+        values = np.array([text_of(v) for v in values])
     distinct, codes = np.unique(values, return_inverse=True)
-    return tuple(_text(v) for v in distinct.tolist()), codes.astype(np.int64)
+    return tuple(text_of(v) for v in distinct.tolist()), codes.astype(np.int64)
 
 
 def encode(
     y: Any, positive: Any, classes: Sequence[str] | None, task: str | None, dtype: torch.dtype
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Labels as class indices with their names, or as floats with no names."""
-    column = _column(y, "y")
-    if len(column) == 0:
+    values = column(y, "y")
+    if len(values) == 0:
         raise FedsaddleError("y has no rows: give one label a sample")
     if task == "regression" or (
-        task is None and positive is None and classes is None and _is_regression(column)
+        task is None and positive is None and classes is None and _is_regression(values)
     ):
         if positive is not None:
             raise FedsaddleError(
                 f"positive={positive!r} has no meaning in regression: drop it, or task='regression'"
             )
-        target = _tensor(column, "y").to(dtype)
-        _check_finite(target, "y", ())
+        target = _tensor(values, "y").to(dtype)
+        check_finite(target, "y", ())
         return target, ()
-    if column.dtype.kind == "f" and np.isinf(column).any():
-        raise FedsaddleError(f"y has inf at row {int(np.isinf(column).argmax())}: {IMPUTE}")
-    texts, codes = levels(column, "y", IMPUTE)
+    if values.dtype.kind == "f" and np.isinf(values).any():
+        raise FedsaddleError(f"y has inf at row {int(np.isinf(values).argmax())}: {IMPUTE}")
+    texts, codes = levels(values, "y", IMPUTE)
     if positive is not None:
         return _binary(texts, codes, positive)
     if classes is None:
         return torch.from_numpy(codes), texts
     names = tuple(map(str, classes))
-    known = tuple(map(str, range(len(names)))) if column.dtype.kind in "iub" else names
+    known = tuple(map(str, range(len(names)))) if values.dtype.kind in "iub" else names
     if alien := [text for text in texts if text not in known]:
         rule = f"an index 0..{len(names) - 1}" if known is not names else f"one of {short(names)}"
         raise FedsaddleError(f"y has label {alien[0]!r}, expected {rule}: correct classes= or the labels")
@@ -202,7 +232,7 @@ def encode(
 
 def encode_as(y: Any, positive: Any, classes: tuple[str, ...], name: str) -> Tensor:
     """Labels of a test set as the indices of the training classes."""
-    texts, codes = levels(_column(y, "y"), "y", IMPUTE)
+    texts, codes = levels(column(y, "y"), "y", IMPUTE)
     if positive is not None:
         return _binary(texts, codes, positive, must_occur=False)[0]
     for known in (classes, tuple(map(str, range(len(classes))))):
@@ -225,7 +255,7 @@ def _binary(
     boolean = set(texts) <= {"False", "True"}
     hits = set()
     for value in wanted:
-        text = _text(bool(value) if boolean and not isinstance(value, str) else value)
+        text = text_of(bool(value) if boolean and not isinstance(value, str) else value)
         if text in texts:
             hits.add(texts.index(text))
         elif must_occur:
@@ -250,7 +280,7 @@ def grouping(clients: Any, n: int, names: tuple[str, ...] | None) -> tuple[Array
     nested = isinstance(clients, (list, tuple)) and len(clients) > 0 and all(_is_sequence(c) for c in clients)
     if nested or (isinstance(clients, (np.ndarray, Tensor)) and clients.ndim == 2):
         return _from_partition([np.asarray(part) for part in clients], n, names)
-    labels = _column(clients, "clients")
+    labels = column(clients, "clients")
     if len(labels) != n:
         raise FedsaddleError(f"clients has {len(labels)} labels for {n} rows: give one label a row")
     texts, codes = levels(labels, "clients", "drop that row or name its client")
@@ -309,15 +339,23 @@ def check_clients(names: tuple[str, ...], sizes: Array) -> None:
 # ----------------------------------------------------------------------------------------- frames and files
 
 
+def no_column(where: str, name: str, columns: Iterable[Any]) -> str:
+    """What to say of a column that is not there."""
+    hint = did_you_mean(name, map(str, columns))
+    return f"{where} has no column {name!r}: {hint and f'{hint} '}it has {short(columns)}"
+
+
 def columns_of(
-    frame: Any, group: str, label: str | None, features: Sequence[str] | None
+    frame: Any, group: str, label: str | None, features: Sequence[str] | None, drop: Sequence[str]
 ) -> tuple[Any, Any, Any]:
     """x, y and the clients' names out of a DataFrame."""
     if features is None:
-        features = [c for c in frame.columns if c not in (group, label)]
-    for column in (group, *([] if label is None else [label]), *features):
-        if column not in frame.columns:
-            raise FedsaddleError(f"the frame has no column {column!r}: it has {short(frame.columns)}")
+        features = [c for c in frame.columns if c not in (group, label, *drop)]
+    elif both := [c for c in features if c in drop]:
+        raise FedsaddleError(f"column {both[0]!r} is in features and in drop: remove it from one of them")
+    for name in (group, *([] if label is None else [label]), *features, *drop):
+        if name not in frame.columns:
+            raise FedsaddleError(no_column("the frame", name, frame.columns))
     return frame[list(features)], None if label is None else frame[label], frame[group]
 
 
@@ -328,7 +366,7 @@ class _Table(NamedTuple):
 
 
 def read_files(
-    paths: Any, label: str | None
+    paths: Any, label: str | None, drop: Sequence[str] = (), sep: str = ","
 ) -> tuple[Array, Array, list[IntArray], list[str], tuple[str, ...]]:
     """x, y, the rows of each file, the client that each file names, and the names of x's columns."""
     files = _expand(paths)
@@ -337,13 +375,15 @@ def read_files(
         if name in names[:i]:
             twins = f"{files[names.index(name)]} and {files[i]}"
             raise FedsaddleError(f"two files name the client {name!r} ({twins}): rename one of them")
-    tables = [_read_file(file, label) for file in files]
+    tables = [_read_file(file, label, drop, sep) for file in files]
     columns, xs = tables[0].columns, _aligned(files, tables)
-    for file, x in zip(files, xs, strict=True):
-        _check_finite(_tensor(x, f"{file.name}: x"), f"{file.name}: x", columns)
+    ys = [column(table.y, "y") for table in tables]
+    for file, x, y in zip(files, xs, ys, strict=True):
+        with located(file, sep):
+            check_finite(_tensor(x, "x"), "x", columns)
+            check_present(y, "y")
     ends = np.cumsum([len(x) for x in xs])
-    y = np.concatenate([_column(table.y, "y") for table in tables])
-    return np.concatenate(xs), y, np.split(np.arange(ends[-1]), ends[:-1]), names, columns
+    return np.concatenate(xs), np.concatenate(ys), np.split(np.arange(ends[-1]), ends[:-1]), names, columns
 
 
 def _expand(paths: Any) -> list[Path]:
@@ -386,26 +426,48 @@ def file_format(file: Path) -> str:
     return FORMATS.get(inner.suffix.lower(), "libsvm" if packed else "")
 
 
-def _read_file(file: Path, label: str | None) -> _Table:
-    """x, y and column names of one client's file."""
+def read_frame(file: Path, sep: str = ",") -> Any:
+    """A .csv or .parquet file as a DataFrame.
+
+    Args:
+        file: may be compressed, if it is .csv.
+        sep: one character between the columns of a .csv file.
+    """
     kind = file_format(file)
-    if not kind:
-        raise FedsaddleError(
-            f"{file} is none of .csv, .parquet, .npz, .svm, .libsvm, .txt, .bz2: convert it to one"
-        )
-    try:
+    if len(sep) != 1:
+        raise FedsaddleError(f"sep must be one character, got {sep!r}")
+    pandas = optional_import("pandas", f"{kind} files")
+    with _reading(file, kind):
+        frame = pandas.read_csv(file, sep=sep) if kind == "csv" else pandas.read_parquet(file)
+    if len(frame) == 0:
+        raise FedsaddleError(f"{file} has no rows: remove it from the federation")
+    return frame
+
+
+def read_arrays(file: Path) -> tuple[Array, Array]:
+    """x and y of a .npz file or of LIBSVM text."""
+    kind = file_format(file)
+    with _reading(file, kind):
         if kind == "npz":
             with np.load(file, allow_pickle=False) as arrays:
                 if "x" not in arrays or "y" not in arrays:
                     raise FedsaddleError(
                         f"{file} must hold arrays x and y, it has {short(arrays.files)}: save it so"
                     )
-                return _Table(arrays["x"], arrays["y"], ())
-        if kind == "libsvm":
-            x, y = optional_import("sklearn.datasets", "LIBSVM text").load_svmlight_file(str(file))
-            return _Table(_tensor(x, f"{file.name}: x").numpy(), y, ())
-        pandas = optional_import("pandas", f"{kind} files")
-        frame = pandas.read_csv(file) if kind == "csv" else pandas.read_parquet(file)
+                return arrays["x"], arrays["y"]
+        x, y = optional_import("sklearn.datasets", "LIBSVM text").load_svmlight_file(str(file))
+        return _tensor(x, f"{file.name}: x").numpy(), y
+
+
+@contextmanager
+def _reading(file: Path, kind: str) -> Iterator[None]:
+    """Whatever a reader raises becomes one line that names the file."""
+    if not kind:
+        raise FedsaddleError(
+            f"{file} is none of .csv, .parquet, .npz, .svm, .libsvm, .txt, .bz2: convert it to one"
+        )
+    try:
+        yield
     except FedsaddleError:
         raise
     except ImportError as error:
@@ -413,17 +475,49 @@ def _read_file(file: Path, label: str | None) -> _Table:
     except Exception as error:  # each reader has its own zoo of exceptions
         reason = " ".join(str(error).split())[:200]
         raise FedsaddleError(f"{file} cannot be read as {kind}: {reason}") from error
+
+
+@contextmanager
+def located(file: Path, sep: str = ",") -> Iterator[None]:
+    """A row that is refused is named with its file, and with its line if that is .csv."""
+    try:
+        yield
+    except BadRow as error:
+        line = f", line {line_of(file, error.row, sep)} of the file" if file_format(file) == "csv" else ""
+        raise BadRow(f"{file.name}: {error.what}{line}", error.row, error.remedy) from None
+
+
+def line_of(file: Path, row: int, sep: str = ",") -> int:
+    """The line of a .csv file, from 1, where its row begins; blank lines are none, a quoted field may have several."""
+    readers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    left, line = row + 1, 1  # the header is a row as well
+    with readers.get(file.suffix.lower(), open)(file, "rt", encoding="utf-8", newline="") as text:
+        records = csv.reader(text, delimiter=sep)
+        for record in records:
+            blank = not any(field.strip() for field in record) and len(record) <= 1
+            if not blank and left == 0:
+                break
+            left, line = left - (not blank), records.line_num + 1
+    return line
+
+
+def _read_file(file: Path, label: str | None, drop: Sequence[str], sep: str) -> _Table:
+    """x, y and column names of one client's file."""
+    if file_format(file) not in ("csv", "parquet"):
+        if drop:
+            raise FedsaddleError(f"{file} has no named columns: leave drop out, or remove them from the file")
+        return _Table(*read_arrays(file), ())
+    frame = read_frame(file, sep)
     if label is None:
         raise FedsaddleError(
             f"{file} is a table: name its label column with label=, one of {short(frame.columns)}"
         )
-    if label not in frame.columns:
-        raise FedsaddleError(f"{file} has no column {label!r}: it has {short(frame.columns)}")
-    if len(frame) == 0:
-        raise FedsaddleError(f"{file} has no rows: remove it from the federation")
+    for name in (label, *drop):
+        if name not in frame.columns:
+            raise FedsaddleError(no_column(str(file), name, frame.columns))
     try:
-        features = frame.drop(columns=[label])
-        return _Table(_numeric_frame(features), frame[label], tuple(map(str, features.columns)))
+        features = frame.drop(columns=[label, *drop])
+        return _Table(numeric_frame(features), frame[label], tuple(map(str, features.columns)))
     except FedsaddleError as error:
         raise FedsaddleError(f"{file.name}: {error}") from None
 

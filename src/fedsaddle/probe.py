@@ -19,9 +19,9 @@ from fedsaddle.algorithms import Algorithm, FedSGDA
 from fedsaddle.algorithms.fedsgda import ESTIMATORS
 from fedsaddle.config import Config, Setup
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.keys import first_line
 from fedsaddle.participation import Cyclic, Full, Independent, Uniform, calendar
 from fedsaddle.problems import AUC
-from fedsaddle.schema import first_line
 from fedsaddle.theory import THEOREMS, Assumption, Constants, Setting, Steps, prescribe, probe
 from fedsaddle.train import train
 

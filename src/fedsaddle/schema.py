@@ -6,25 +6,18 @@ may have `module`, the user's own.
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import functools
 import importlib
-import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.data import DATASETS, DatasetInfo
 from fedsaddle.data import load as load_dataset
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
+from fedsaddle.keys import Key, Keys, Tree, checked, did_you_mean, first_line, keys_of
 from fedsaddle.models import FROM_SHAPE, MODELS
 from fedsaddle.participation import PARTICIPATION
 from fedsaddle.partitions import PARTITIONS, TRANSFORMS
@@ -36,8 +29,6 @@ from fedsaddle.problems import (
 )
 from fedsaddle.toml import quoted, to_key
 from fedsaddle.train import train
-
-Tree = dict[str, Any]  # what a TOML file, or a section of it, holds
 
 GENERATED: dict[str, Callable[..., Federation]] = {
     "quadratic": quadratic_federation,
@@ -65,49 +56,7 @@ _FILLED_IN = {  # arguments that are no keys: they come from other sections or f
 }
 
 
-class Key(NamedTuple):
-    """What a key of a section may be."""
-
-    type: Any
-    default: Any = inspect.Parameter.empty
-
-    @property
-    def required(self) -> bool:
-        return self.default is inspect.Parameter.empty
-
-    def python(self, value: Any) -> Any:
-        """The argument that a TOML value stands for; raises ValidationError."""
-        try:
-            _adapter(self.type).validate_python(value, strict=True)
-        except ValidationError:
-            if value == "none" and NoneType in get_args(self.type):
-                return None
-            raise
-        return value
-
-
-Keys = dict[str, Key]
-
 HELD_OUT: Keys = {"test": Key(float | None, None), "valid": Key(float | None, None), "seed": Key(int, 0)}
-
-
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind, config=ConfigDict(arbitrary_types_allowed=True))
-
-
-def keys_of(thing: Callable[..., Any], *skip: str) -> Keys:
-    """The arguments of a function, a dataclass or another class, as keys."""
-    source: Any = thing.func if isinstance(thing, functools.partial) else thing
-    if inspect.isclass(source) and not dataclasses.is_dataclass(source):
-        source = source.__init__
-    hints = get_type_hints(source)
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {
-        name: Key(hints.get(name, Any), p.default)
-        for name, p in inspect.signature(thing).parameters.items()
-        if name not in skip and p.kind not in variable
-    }
 
 
 def keys(section: str, name: str = "", data: Mapping[str, Any] | None = None) -> Keys:
@@ -148,24 +97,7 @@ def filled(section: str, given: Any, path: str, data: Mapping[str, Any] | None =
     if not isinstance(given, dict):
         raise FedsaddleError(f"{path}: must be a table, got {quoted(given)}")
     owner, own = _owner_and_keys(section, given, path, data)
-    for key in given:
-        if key not in own:
-            takes = [k for k in own if k not in ("name", "module")]
-            unknown_key(f"{path}.", key, "key", takes, f"{owner} takes")
-    out: Tree = {}
-    for name, key in own.items():
-        if name in given:
-            try:
-                key.python(given[name])
-            except ValidationError:
-                got = quoted(given[name])
-                raise FedsaddleError(f"{path}.{name}: must be {in_words(key.type)}, got {got}") from None
-            out[name] = given[name]
-        elif key.required:
-            raise FedsaddleError(f"{path}.{name}: is missing; {owner} needs it: {in_words(key.type)}")
-        elif key.default is not None:
-            out[name] = list(key.default) if isinstance(key.default, tuple) else key.default
-    return out
+    return checked(given, own, f"{path}.", owner, ("name", "module"))
 
 
 def arguments(section: str, part: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,7 +137,8 @@ def _owner_and_keys(
         if way == "files":
             own = {"files": Key(str | list[str])} | keys_of(Federation.from_files, "paths", "dtype") | own
         else:
-            own = {"file": Key(str)} | keys_of(Federation.from_frame, "frame", "dtype") | own
+            table = keys_of(Federation.from_frame, "frame", "dtype") | {"sep": Key(str, ",")}
+            own = {"file": Key(str)} | table | own
     return f"{path} with {way}", own
 
 
@@ -229,55 +162,3 @@ def factory(spec: Any) -> Callable[..., Any]:
     if not callable(found):
         raise FedsaddleError(f"model.module: {spec} must be a function or class that returns a module")
     return found  # type: ignore[no-any-return]
-
-
-# ------------------------------------------------------------------------------------------------ in words
-
-_WORDS = {
-    Any: "any value",
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    Path: "text",
-    os.PathLike: "text",
-    NoneType: '"none"',
-}
-
-
-def in_words(kind: Any) -> str:
-    """A type for people.
-
-    Example:
-        >>> in_words(float | None)
-        'a number or "none"'
-    """
-    origin, args = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        spoken = [a for a in args if a is not NoneType or str not in args]  # where text goes, "none" is text
-        return " or ".join(dict.fromkeys(words for a in spoken if (words := in_words(a))))
-    if origin is Literal:
-        return " or ".join(map(quoted, args))
-    if args and origin not in _WORDS:  # Sequence, Iterable
-        return f"a list [{in_words(args[0])}, ...]"
-    return _WORDS.get(origin or kind, "")  # "" for what a TOML file cannot hold, such as torch.dtype
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint at the nearest known name; "" when none is near."""
-    near = difflib.get_close_matches(name.lower(), list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
-
-
-def unknown_key(path: str, key: str, what: str, known: Collection[str], takes: str) -> NoReturn:
-    """Refuse a key or section, with the nearest that there is and all."""
-    hint = did_you_mean(key, known)
-    hint = f", {hint}" if hint else ";"
-    raise FedsaddleError(
-        f"{path}{to_key(key)}: unknown {what}{hint} {takes} {', '.join(known) or 'no other key'}"
-    )
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
-    return (str(error).strip().splitlines() or ["no reason given"])[0][:200]

@@ -46,7 +46,8 @@ from fedsaddle.config import Config
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.figures import _notebook, label
 from fedsaddle.journal import TOGETHER, Bar, Entry, Federations, Journal, finish, over_seeds
-from fedsaddle.schema import GENERATED, Key, did_you_mean, in_words, unknown_key
+from fedsaddle.keys import Key, did_you_mean, in_words, unknown_key
+from fedsaddle.schema import GENERATED
 from fedsaddle.toml import quoted, to_toml, to_value
 
 Point = dict[str, Any]  # config keys such as "algorithm.lr", and their values
