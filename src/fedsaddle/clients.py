@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,10 @@ from fedsaddle.cohort import Batching, Cohort
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.participation import Draw, Participation, Uniform
 from fedsaddle.problem import Problem, tree_map
+
+if TYPE_CHECKING:
+    from fedsaddle.federation import Federation
+    from fedsaddle.metrics import Evaluation, Split
 
 T = TypeVar("T")
 Work = Callable[[Cohort, Any], tuple[Any, Any]]  # (cohort, message) -> (reply, what the clients remember)
@@ -135,7 +139,10 @@ class Clients(ABC):
 
     problem: Problem  # with its constants agreed on
     batching: Batching  # how clients draw minibatches
+    device: torch.device
+    dtype: torch.dtype
     writes = True  # whether this process writes the run's files; one does, where several compute it
+    remote = False  # whether the data are elsewhere
 
     def __init__(self, sizes: Tensor, participation: Participation, seeds: Sequence[int]) -> None:
         self.n_clients = len(sizes)
@@ -145,6 +152,9 @@ class Clients(ABC):
         self.traffic = Traffic()
         self.spent: dict[str, float] = {}  # where the seconds went, where an engine measures that
         self.failures = 0  # clients that were asked and did not answer, over the run
+        self.left_out: list[
+            dict[str, str]
+        ] = []  # in this round: site, phase and reason, where an engine knows them
         self.round = -1  # -1: set-up
         self.rounds: int | None = None  # how many there will be, where that is known
         self.has_memory = False
@@ -276,7 +286,7 @@ class Clients(ABC):
         """Start round r: its participants are drawn when the first phase asks for them."""
         self.round, self._cohort = round, None
         self._phase = self._draws = self._integers = self._pools = 0
-        self._asked = []
+        self._asked, self.left_out = [], []
 
     @abstractmethod
     def rollback(self) -> None:
@@ -285,6 +295,23 @@ class Clients(ABC):
     def alone(self, function: Callable[[], T]) -> T:
         """What a function gives that one process must call for all, such as an evaluation."""
         return function()
+
+    def evaluate(
+        self, problem: Problem, z: Tensor, splits: Mapping[str, Split], federation: Federation
+    ) -> list[Evaluation]:
+        """Measures of progress at the iterates z [R, 1, d], as `Problem.evaluate`, wherever the data are."""
+        return self.alone(lambda: problem.evaluate(z, splits, federation))
+
+    def accounts(self) -> dict[str, Any]:
+        """What was counted so far, as JSON, for a checkpoint."""
+        traffic = {name: list(t) for name, t in self.traffic.by_phase.items()}
+        return {"traffic": traffic, "setup": list(self.traffic.setup), "failures": self.failures}
+
+    def restore(self, accounts: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        by_phase = {name: PhaseTraffic(*t) for name, t in accounts["traffic"].items()}
+        self.traffic = Traffic(by_phase, PhaseTraffic(*accounts["setup"]))
+        self.failures = accounts["failures"]
 
     def failed(self, error: Exception) -> None:
         """The run ends with this error: tell other processes that compute it."""

@@ -68,7 +68,9 @@ def keys(section: str, name: str = "", data: Mapping[str, Any] | None = None) ->
         data: the resolved [data] section, from which [problem] has some defaults.
     """
     if section == "train":
-        return keys_of(train, "problem", "algorithm", "federation", "participation", "out", "progress")
+        return keys_of(
+            train, "problem", "algorithm", "federation", "participation", "out", "progress", "resume"
+        )
     thing = NAMED[section][name]
     if isinstance(thing, DatasetInfo):
         reader = thing.generate or thing.layouts[-1].read

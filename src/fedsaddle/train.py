@@ -15,7 +15,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from fedsaddle.algorithms.base import Algorithm
+from fedsaddle.checkpoint import CHECKPOINT, Checkpoint, constants, load, save, write_whole
 from fedsaddle.clients import BYTES_PER_NUMBER, Clients, NobodyAnswered, PhaseTraffic
 from fedsaddle.cohort import Batching
-from fedsaddle.engines import ENGINES
+from fedsaddle.engines import ENGINES, Engine
 from fedsaddle.engines.execution import PRECISIONS
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.engines.torchrun import Torchrun
@@ -54,7 +55,7 @@ def train(
     participation: Participation | None = None,
     batch_size: int | None = 32,
     sampling: str = "without_replacement",
-    engine: str = "stacked",
+    engine: str | Engine = "stacked",
     seed: int = 0,
     eval_every: int | None = None,
     device: str = "cpu",
@@ -65,6 +66,7 @@ def train(
     offload: bool = False,
     out: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
+    resume: bool = False,
 ) -> Run:
     """Train; returns a Run to iterate over or to ask for its model, history and plot.
 
@@ -77,7 +79,7 @@ def train(
         batch_size: minibatch of each local step; None takes all local samples.
         sampling: minibatches "without_replacement" (distinct samples) or "with_replacement".
         engine: "stacked" (fast), "serial" (one client at a time), or "torchrun" (stacked, shared by the processes that
-            torchrun starts; one of them evaluates and writes files).
+            torchrun starts; one of them evaluates and writes files); or the sites of a deployment (`engines.flower`).
         seed: of minibatches and participation; the model brings its own initial parameters.
         eval_every: rounds between evaluations; by default about fifty in a run.
         device, dtype: where it is computed, and the precision of all state (float32 or float64).
@@ -87,6 +89,7 @@ def train(
         offload: keep the data in CPU memory, where a GPU cannot hold it; participants' samples are sent over in time.
         out: a folder for history.jsonl, result.json and model.safetensors; must not hold a run already.
         progress: a progress bar on stderr; by default when that is a terminal.
+        resume: go on with the run of a deployment that `out` holds, from its last whole round.
 
     Example:
         >>> import fedsaddle as fs
@@ -99,20 +102,31 @@ def train(
     return Run(
         problem, algorithm, federation, rounds, participation or Full(), Batching(batch_size, sampling), seed, eval_every,
         Machine(engine, torch.device(device), _dtype(dtype), precision, compile, chunk, offload),
-        Path(out) if out is not None else None, progress,
+        Path(out) if out is not None else None, progress, resume,
     )  # fmt: skip
 
 
 class Machine(NamedTuple):
     """Where and how a run is computed; none of it changes minibatches."""
 
-    engine: str
+    engine: str | Engine
     device: torch.device
     dtype: torch.dtype
     precision: str
     compile: bool
     chunk: int | None
     offload: bool
+
+    @property
+    def name(self) -> str:
+        return self.engine if isinstance(self.engine, str) else self.engine.name
+
+    def clients(self, problem: Problem, federation: Federation, participation: Participation, batching: Batching,
+                seed: int) -> Clients:  # fmt: skip
+        """A run's clients, wherever they are."""
+        if isinstance(self.engine, Engine):
+            return self.engine.clients(problem, federation, participation, batching, [seed], self.dtype)
+        return self.simulation(problem, federation, participation, batching, [seed])
 
     def simulation(self, problem: Problem, federation: Federation, participation: Participation, batching: Batching,
                    seeds: Sequence[int]) -> Simulation:  # fmt: skip
@@ -147,6 +161,7 @@ class Run:
         machine: Machine,
         out: Path | None,
         progress: bool | None,
+        resume: bool = False,
     ) -> None:
         kinds = (
             ("problem", problem, Problem),
@@ -162,7 +177,8 @@ class Run:
         _require(
             "sampling", batching.sampling in SAMPLINGS, f"one of {', '.join(SAMPLINGS)}", batching.sampling
         )
-        _require("engine", machine.engine in ENGINES, f"one of {', '.join(ENGINES)}", machine.engine)
+        known = isinstance(machine.engine, Engine) or machine.engine in ENGINES
+        _require("engine", known, f"one of {', '.join(ENGINES)}", machine.engine)
         _require(
             "precision", machine.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}", machine.precision
         )
@@ -188,12 +204,12 @@ class Run:
         self.algorithm, self.federation, self.rounds, self.seed = algorithm, federation, rounds, seed
         self.eval_every = eval_every or max(1, rounds // 50)
         self.machine = machine
-        self.clients = machine.simulation(problem, federation, participation, batching, [seed])
+        self.clients = machine.clients(problem, federation, participation, batching, seed)
         parts = {"train": federation, "valid": federation.valid, "test": federation.test}
         self._splits = {
             k: Split(v, machine.device, machine.dtype, machine.offload)
             for k, v in parts.items()
-            if v is not None and self.clients.writes
+            if v is not None and self.clients.writes and not self.clients.remote
         }
         self.config: Record = {
             "problem": describe(problem),
@@ -203,7 +219,7 @@ class Run:
                 "rounds": rounds,
                 "batch_size": batching.size,
                 "sampling": batching.sampling,
-                "engine": machine.engine,
+                "engine": machine.name,
                 "seed": seed,
                 "eval_every": self.eval_every,
                 "device": str(machine.device),
@@ -221,7 +237,15 @@ class Run:
         if not self.clients.writes:
             out, progress = None, False
         self.out, self._progress = out, progress
-        if out is not None and (out / "history.jsonl").exists():
+        self._resume = resume
+        if resume:
+            _require(
+                "resume",
+                self.clients.remote and out is not None,
+                "of a deployment, in a folder `out`",
+                resume,
+            )
+        elif out is not None and (out / "history.jsonl").exists():
             raise FedsaddleError(f"{out}: already holds a run; choose another folder")
         self._error: BaseException | None = None
         self._rounds = self._guarded()
@@ -273,7 +297,7 @@ class Run:
         if not self.evaluated(r) or not any(finite):
             return [Found(ok, None) for ok in finite]
         problem, sound = self.clients.problem, z[torch.tensor(finite, device=z.device)]
-        made = iter(self.clients.alone(lambda: problem.evaluate(sound, self._splits, self.federation)))
+        made = iter(self.clients.evaluate(problem, sound, self._splits, self.federation))
         return [Found(ok, next(made) if ok else None) for ok in finite]
 
     def fail(self, error: BaseException) -> None:
@@ -296,22 +320,57 @@ class Run:
         clients, algorithm = self.clients, self.algorithm
         started = time.perf_counter()
         clients.rounds = self.rounds
-        clients.problem = problem = clients.problem.prepare(clients)
+        posed = clients.problem
+        done = self._restored(posed) if self._resume else 0
+        if not self._resume:
+            clients.problem = posed.prepare(clients)
+        problem = clients.problem
         z = problem.init().to(clients.device, clients.dtype).unsqueeze(0)  # [1, d]
-        self.state = algorithm.init(z, problem)
-        clients.remember(algorithm.memory(z, problem))
+        if self._resume:
+            started -= self._records[-1]["seconds"]
+        else:
+            self.state = algorithm.init(z, problem)
+            clients.remember(algorithm.memory(z, problem))
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
         with _Progress(self._progress, type(algorithm).__name__, self.rounds) as bar:
-            yield self._record(0, started, bar=bar)
-            for r in range(self.rounds):
+            if not self._resume:
+                yield self._record(0, started, bar=bar)
+                self._checkpoint(0, posed)
+            for r in range(done, self.rounds):
                 clients.begin(r)
                 try:
                     self.state = algorithm.round(self.state, clients)
                 except NobodyAnswered:
                     clients.rollback()  # the round was tried and counted, and changes nothing
-                yield self._record(r + 1, started, bar=bar)
+                record = self._record(r + 1, started, bar=bar)
+                self._checkpoint(r + 1, posed)
+                yield record
         clients.alone(self._save)
+
+    def _checkpoint(self, r: int, posed: Problem) -> None:
+        """Write down what a resumed run needs, where the clients keep their own part."""
+        if self.out is not None and self.clients.remote:
+            saved = Checkpoint(r, self.state, constants(self.problem, posed), self.clients.accounts())
+            save(self.out / CHECKPOINT, saved)
+
+    def _restored(self, posed: Problem) -> int:
+        """Take up the run where its checkpoint stands: how many rounds are done."""
+        assert self.out is not None
+        saved = load(self.out / CHECKPOINT, self.algorithm, posed)
+        self.state, self.clients.problem = saved.state, replace(posed, **dict(saved.constants))
+        z = self.clients.problem.init().to(self.clients.device, self.clients.dtype).unsqueeze(0)
+        self.clients.remember(self.algorithm.memory(z, self.clients.problem))
+        self.clients.restore(saved.accounts)
+        lines = (self.out / "history.jsonl").read_text().splitlines(keepends=True)
+        self._records = [json.loads(line) for line in lines[: saved.round + 1]]
+        if len(self._records) != saved.round + 1:
+            raise FedsaddleError(
+                f"{self.out}: history.jsonl has {len(self._records)} records, its checkpoint is of round {saved.round}; "
+                "the folder is damaged"
+            )
+        write_whole(self.out / "history.jsonl", "".join(lines[: saved.round + 1]).encode())
+        return saved.round
 
     def _record(
         self, r: int, started: float, found: Found | None = None, bar: _Progress | None = None
@@ -337,6 +396,8 @@ class Run:
             record["participants"] = len(asked)
             if len(asked) <= _MAX_LISTED:
                 record["clients"] = asked
+        if self.clients.left_out:
+            record["left_out"] = self.clients.left_out
         if found.evaluation is not None:
             record |= {
                 k: v if math.isfinite(v) else None for k, v in found.evaluation.values.items()
@@ -366,9 +427,7 @@ class Run:
                 for k, v in self.problem.module(self.state.z).state_dict().items()
             }
             save_file(weights, str(self.out / "model.safetensors"))
-        temporary = self.out / "result.json.tmp"
-        temporary.write_text(json.dumps(self.summary(), indent=2) + "\n")
-        os.replace(temporary, self.out / "result.json")
+        write_whole(self.out / "result.json", (json.dumps(self.summary(), indent=2) + "\n").encode())
 
     # ---- the result --------------------------------------------------------------------------------------
 

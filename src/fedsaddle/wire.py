@@ -29,6 +29,7 @@ from fedsaddle.errors import FedsaddleError
 
 Classes = Mapping[str, type[tuple[Any, ...]]]
 Held = Callable[[str, int], Tensor]  # (key, version) of a Once -> its value
+Keep = Callable[[str, int, Tensor], None]
 _TREE = "tree"
 
 
@@ -58,7 +59,7 @@ def pack(tree: Any, once: Callable[[Once, int], tuple[str, bool]] | None = None)
 
     def put(tensor: Tensor, name: str | None = None) -> str:
         name = name or str(len(tensors))
-        tensors[name] = tensor.detach().cpu().contiguous()
+        tensors[name] = tensor.detach().cpu().contiguous().clone()  # safetensors refuses shared memory
         return name
 
     def shape(part: Any) -> Any:
@@ -74,7 +75,9 @@ def pack(tree: Any, once: Callable[[Once, int], tuple[str, bool]] | None = None)
             return {"each": shape(part.value), "bits": part.bits}
         if isinstance(part, tuple):
             parts = [shape(p) for p in part]
-            return {"named": _name(type(part)), "parts": parts} if hasattr(part, "_fields") else {"tuple": parts}
+            return (
+                {"named": _name(type(part)), "parts": parts} if hasattr(part, "_fields") else {"tuple": parts}
+            )
         if part is None or isinstance(part, bool | int | float | str):
             return part
         raise FedsaddleError(
@@ -85,7 +88,7 @@ def pack(tree: Any, once: Callable[[Once, int], tuple[str, bool]] | None = None)
     return save(tensors, {_TREE: structure})
 
 
-def unpack(data: bytes, classes: Classes, held: Held | None = None, keep: Callable[[str, int, Tensor], None] | None = None) -> Any:  # fmt: skip
+def unpack(data: bytes, classes: Classes, held: Held | None = None, keep: Keep | None = None) -> Any:
     """The tree that the bytes stand for; raises `Garbled`.
 
     Args:

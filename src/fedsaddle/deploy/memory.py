@@ -8,11 +8,11 @@ round again, both find what they need.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
+from fedsaddle.checkpoint import write_whole
 from fedsaddle.deploy.protocol import Tag
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.wire import Classes, Garbled, pack, unpack
@@ -52,13 +52,7 @@ class SiteMemory:
     def write(self, tag: Tag, memory: Any) -> None:
         """Keep a version: it is on the disk, whole, when this returns."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(tag)
-        temporary = path.with_suffix(".tmp")
-        with open(temporary, "wb") as file:
-            file.write(pack(memory))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        write_whole(self._path(tag), pack(memory))
         self._last = tag, memory
 
     def settle(self, committed: Tag | None, round: int) -> None:

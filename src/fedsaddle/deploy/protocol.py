@@ -1,8 +1,8 @@
 """What is in a message to a site and in its reply, as Flower records.
 
-A message has up to three records: `session` (the run, for a site that does not hold it yet), `shared` (what all sites are sent,
-one upload for all of them) and `own` (what differs from site to site). Each is a tree of `wire`, and `own` has a `head` in
-JSON beside it:
+A message has up to three records: `session` (the run, for a site that does not hold it yet), `shared` (what all sites are
+sent, one upload for all of them) and `own` (what differs from site to site). Each is a tree of `wire`, and `own` has a
+`head` in JSON beside it:
 
     run, round, phase   what it belongs to; the reply says the same
     action              "hello", "work" or "evaluate"
@@ -11,8 +11,8 @@ JSON beside it:
     client              the site's number
     base, committed     versions of its memory, [round, phase] or null: where to start from, and what can no longer be undone
 
-A reply is one record: a `head` with `status` ("done", "missing": send the message again with what it lacks, "refused": with a
-`reason`), and a tree.
+A reply is one record: a `head` with `status` ("done", "missing": send the message again with what it lacks, "refused": with
+a `reason`), and a tree.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 What a session brings from the server (config, scaling constants, start point, the site's number) is kept in memory only; a
 site that was restarted answers "missing" and is sent it again. What an algorithm remembers is kept on disk (`SiteMemory`).
 
-The site runs the code of the fedsaddle that is installed there. A message names a method of the algorithm or the problem that
-takes a cohort, and nothing else can be called.
+The site runs the code of the fedsaddle that is installed there. A message names a method of the algorithm or the problem
+that takes a cohort, and nothing else can be called.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from torch import Tensor
 
 from fedsaddle import __version__, sampling
 from fedsaddle.algorithms import Algorithm
+from fedsaddle.clients import Each
 from fedsaddle.cohort import Batching, Cohort, Sides
+from fedsaddle.config import Config
 from fedsaddle.deploy.memory import LostMemory, SiteMemory
 from fedsaddle.deploy.protocol import Head, Reply, Request
 from fedsaddle.engines.execution import Execution
@@ -30,9 +32,9 @@ from fedsaddle.engines.simulation import sides_of
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.histograms import score_histogram, sketch
+from fedsaddle.keys import first_line
 from fedsaddle.metrics import Split
-from fedsaddle.problem import ModelProblem, Problem
-from fedsaddle.schema import first_line
+from fedsaddle.problem import ModelProblem, Problem, tree_map
 from fedsaddle.wire import Classes, classes_of, pack, unpack
 
 SPLITS = ("train", "valid", "test")
@@ -70,8 +72,6 @@ class Session:
     """One run at this site."""
 
     def __init__(self, agreed: Agreed, run: str, site: SiteData) -> None:
-        from fedsaddle.config import Config
-
         config = Config(json.loads(agreed.config))
         self.federation = site.federation(dict(agreed.constants))
         setup = config.build(self.federation)
@@ -86,7 +86,9 @@ class Session:
         self._sides: Sides | None = sides_of(self.problem, self.federation, torch.device("cpu"))
         parts = {"train": self.federation, "valid": self.federation.valid, "test": self.federation.test}
         self.splits = {
-            k: Split(v, torch.device("cpu"), self.dtype) for k, v in parts.items() if v is not None and v.n_samples
+            k: Split(v, torch.device("cpu"), self.dtype)
+            for k, v in parts.items()
+            if v is not None and v.n_samples
         }
         self._execute = Execution(torch.device("cpu"))
 
@@ -176,7 +178,9 @@ class Worker:
         self.site = site
         self._session: Session | None = None
         self._digest = ""
-        self._last: tuple[Request, Reply] | None = None  # asked again, the same is answered without working again
+        self._last: tuple[Request, Reply] | None = (
+            None  # asked again, the same is answered without working again
+        )
 
     def answer(self, request: Request) -> Reply:
         """The reply; what goes wrong here is one line in it, never an exception."""
@@ -191,7 +195,9 @@ class Worker:
         except (FedsaddleError, LostMemory) as error:
             reply = Reply({"status": "refused", "reason": str(error)})
         except Exception as error:  # the user's model may raise anything
-            reason = f"{head.get('work', head.get('action'))} failed: {type(error).__name__}: {first_line(error)}"
+            reason = (
+                f"{head.get('work', head.get('action'))} failed: {type(error).__name__}: {first_line(error)}"
+            )
             reply = Reply({"status": "refused", "reason": reason})
         reply = Reply(belongs | reply.head, reply.body)
         if reply.head["status"] == "done":
@@ -226,18 +232,19 @@ def _named(name: str, algorithm: Algorithm, problem: Problem) -> Callable[..., A
     """The method that a message names, if it is client work."""
     owner, _, method = str(name).partition(".")
     thing = {"algorithm": algorithm, "problem": problem}.get(owner)
-    work = getattr(type(thing), method, None) if method.isidentifier() and not method.startswith("_") else None
+    work = (
+        getattr(type(thing), method, None) if method.isidentifier() and not method.startswith("_") else None
+    )
     if not inspect.isfunction(work) or list(inspect.signature(work).parameters)[1:2] != ["cohort"]:
-        raise FedsaddleError(f"{name!r} is no client work of {type(algorithm).__name__} or {type(problem).__name__}")
+        raise FedsaddleError(
+            f"{name!r} is no client work of {type(algorithm).__name__} or {type(problem).__name__}"
+        )
     bound: Callable[..., Any] = getattr(thing, method)
     return bound
 
 
 def _filled(message: Any, own: Any) -> Any:
     """The message with this site's rows in the places where sites differ."""
-    from fedsaddle.clients import Each
-    from fedsaddle.problem import tree_map
-
     return tree_map(lambda _: next(own), message, of=(Each,))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from fedsaddle import sampling
 from fedsaddle.clients import Clients, ClientWorkError, Work, addressed, unwrapped
 from fedsaddle.cohort import Batching, Cohort, Sides
@@ -54,13 +55,7 @@ class Simulation(Clients):
         super().__init__(federation.sizes, participation, seeds)
         self.device, self.dtype = torch.device(device), dtype
         self._longest = int(federation.sizes.max())
-        # (slots of pairs are filled, and their number is that of the scores a client shares)
-        fills = problem.pairwise or batching.sampling != "without_replacement"
-        if batching.size is not None and not fills:
-            batching = batching._replace(
-                size=min(batching.size, self._longest)
-            )  # more slots would stay empty
-        self.batching = batching
+        self.batching = clamped(batching, problem, federation)
         self.problem = problem.to(self.device, dtype)
         self._samples = self._residence(federation, offload)
         self._sides = sides_of(problem, federation, self.device)
@@ -176,6 +171,15 @@ class Simulation(Clients):
     def _write(self, clients: np.ndarray, memory: Any) -> None:
         assert self._memory is not None
         self._memory.write(clients, memory)
+
+
+def clamped(batching: Batching, problem: Problem, federation: Federation) -> Batching:
+    """Minibatches no larger than the largest client: more slots would stay empty."""
+    # (slots of pairs are filled, and their number is that of the scores a client shares)
+    fills = problem.pairwise or batching.sampling != "without_replacement"
+    if batching.size is None or fills:
+        return batching
+    return batching._replace(size=min(batching.size, int(federation.sizes.max())))
 
 
 def sides_of(problem: Problem, federation: Federation, device: torch.device) -> Sides | None:
