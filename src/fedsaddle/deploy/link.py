@@ -1,0 +1,168 @@
+"""The server's connection to its sites: a SuperLink, and a run whose ServerApp is this process.
+
+The SuperLink is Flower's own. It runs with `--isolation process`, so that it starts no code itself: this process takes the run's
+task with the federation's secret and drives it, with its own progress bar, files and exit code.
+
+The SuperLink keeps its state in memory, which is several times faster than its database. Nothing is lost with it: sites are
+registered when it starts, connect again by themselves, and a run goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import SubStatus
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
+from flwr.serverapp import Grid
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from fedsaddle.deploy.home import Home
+from fedsaddle.errors import FedsaddleError
+
+_START = 60.0  # seconds that a SuperLink has to start
+_PROGRAM = """
+from flwr.supercore.app_utils import start_parent_process_monitor
+start_parent_process_monitor({parent})
+from flwr.superlink.cli.flower_superlink import flower_superlink
+flower_superlink()
+"""  # ends when the process that started it has gone
+ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+
+@contextmanager
+def superlink(home: Home) -> Iterator[None]:
+    """A SuperLink with the federation's sites registered: one that runs at its address already, or one for as long as this."""
+    if listening(home):
+        _register(home)
+        yield
+        return
+    process = _start(home)
+    try:
+        deadline = time.monotonic() + _START
+        while not listening(home):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise FedsaddleError(f"the SuperLink did not start; see {_log(home)}")
+            time.sleep(0.1)
+        _register(home)
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def listening(home: Home) -> bool:
+    """Whether this federation's SuperLink runs at its address; refuses one that is another's."""
+    try:
+        with _control(home) as control:
+            control.ListNodes(ListNodesRequest())
+        return True
+    except httpx.ConnectError as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error) or "SSL" in str(error):
+            raise FedsaddleError(
+                f"{home.local}: another program, or another federation's SuperLink, listens there; stop it, or choose "
+                "another port in federation.toml and the sites' link.toml"
+            ) from error
+        return False
+    except httpx.HTTPError:
+        return False
+
+
+@contextmanager
+def flower_run(home: Home) -> Iterator[Grid]:
+    """A run at the SuperLink, with this process as its ServerApp."""
+    fab = build_fab_from_disk(home.app)
+    with _control(home) as control:
+        answer = control.StartRun(StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))))
+    grid = HttpGrid(home.local, False, home.certificate, token=_token(home, answer.run_id))
+    runtime = grid._runtime_client
+    heart = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
+    heart.start()
+    status, details = SubStatus.FAILED, "ended early"
+    try:
+        task = runtime.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
+        TaskIdentity.node_id = task.context.node_id
+        grid.set_run(run_from_proto(task.run))
+        yield grid
+        status, details = SubStatus.COMPLETED, ""
+    finally:
+        grid._retry_invoker.max_tries = 1  # do not wait for a SuperLink that has gone
+        with suppress(httpx.HTTPError):
+            runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
+        heart.stop()
+        grid.close()
+
+
+def _token(home: Home, run: int) -> str:
+    """The right to act as the run's ServerApp, which the federation's secret gives."""
+    secret = SuperExecAuthHttpInterceptor(
+        master_secret=(home.server / "secret").read_bytes(),
+        protected_methods=("/flwr.proto.Runtime/AcquireTask",),
+    )
+    with RuntimeHttpClient.from_server_address(
+        home.local, False, home.certificate, [RuntimeVersionHttpInterceptor(component_name="SuperExec"), secret]
+    ) as client:
+        for _ in range(100):  # others' runs, which nobody drives, may be in front
+            answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+            if answer.HasField("task") and answer.task.run_id == run:
+                return str(answer.token)
+            if not answer.HasField("task"):
+                time.sleep(0.1)
+    raise FedsaddleError(f"{home.local}: the SuperLink gives this run to somebody else; is it started with --isolation process?")
+
+
+def _control(home: Home) -> ControlHttpClient:
+    version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+    return ControlHttpClient.from_server_address(home.local, False, home.certificate, [version])
+
+
+def _register(home: Home) -> None:
+    """Make the sites' keys known, and no others."""
+    with _control(home) as control:
+        known = {node.public_key for node in control.ListNodes(ListNodesRequest()).nodes_info}
+        for name, key in home.public_keys().items():
+            if key not in known:
+                control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+
+
+def _start(home: Home) -> subprocess.Popen[bytes]:
+    files = ("--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key", "--ssl-ca-certfile", "ca.crt",
+             "--superexec-auth-secret-file", "secret")  # fmt: skip
+    host = home.manifest.listen or home.manifest.address.rpartition(":")[0].strip("[]")
+    options = ("--enable-supernode-auth", "--isolation", "process", "--disable-runtime-dependency-installation")
+    place = ("--host", "127.0.0.1" if host == "localhost" else host, "--port", str(home.port))
+    (home.server / "flower").mkdir(exist_ok=True)
+    environment = os.environ | ENVIRONMENT | {"FLWR_HOME": str(home.server / "flower")}
+    with open(_log(home), "ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM.format(parent=os.getpid()), *files, *options, *place],
+            cwd=home.server, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def _log(home: Home) -> Path:
+    return home.server / "superlink.log"
