@@ -12,10 +12,18 @@ class Diverged(FedsaddleError):
     """The iterate of a run is no longer finite."""
 
 
-def optional_import(module: str, purpose: str, extra: str = "") -> Any:
-    """Import a module where it is needed, with a remedy when it is missing."""
+def optional_import(module: str, purpose: str, extra: str = "", package: str = "") -> Any:
+    """Import a module where it is needed, with a remedy when it is missing.
+
+    Args:
+        module: for example "PIL.Image".
+        purpose: what needs it.
+        extra: the extra of fedsaddle that brings it.
+        package: the package that brings it, where that has another name.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = f"fedsaddle[{extra}]" if extra else module.split(".")[0]
-        raise FedsaddleError(f"{purpose} needs {module.split('.')[0]}: pip install '{package}'") from error
+        name = module.split(".")[0]
+        package = f"fedsaddle[{extra}]" if extra else package or name
+        raise FedsaddleError(f"{purpose} needs {name}: pip install '{package}'") from error

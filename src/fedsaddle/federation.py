@@ -205,10 +205,7 @@ class Federation:
         axes = [i for i in range(x.ndim) if i != 1]
         low, high = x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)
         deviation = x.std(axes, correction=0, keepdim=True)
-        return self.shifted(*shift_and_width(how, x.mean(axes, keepdim=True), deviation, low, high))
-
-    def shifted(self, shift: Tensor, width: Tensor) -> Federation:
-        """x becomes (x - shift) / width in every part, computed in float64; both have x's axes."""
+        shift, width = shift_and_width(how, x.mean(axes, keepdim=True), deviation, low, high)
 
         def apply(part: Federation) -> Federation:
             x = part.data["x"]

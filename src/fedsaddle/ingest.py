@@ -27,6 +27,7 @@ MAX_DENSE_BYTES = 8 * 2**30  # a sparse x larger than this is refused, not densi
 REGRESSION_LEVELS = 20  # float labels with more distinct fractions than this are a regression target
 IMPUTE = "drop or impute it before building the federation"
 
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 COMPRESSED = (".gz", ".bz2", ".xz")
 FORMATS = {".csv": "csv", ".parquet": "parquet", ".npz": "npz"} | dict.fromkeys(
     (".svm", ".libsvm", ".txt"), "libsvm"
@@ -113,10 +114,15 @@ def _tensor(value: Any, name: str) -> Tensor:
     return tensor
 
 
+def text_columns(frame: Any) -> list[Any]:
+    """The columns of a DataFrame that are not numbers."""
+    pandas = optional_import("pandas", "a DataFrame")
+    return [c for c in frame.columns if not pandas.api.types.is_numeric_dtype(frame[c].dtype)]
+
+
 def numeric_frame(frame: Any) -> Array:
     """A DataFrame's values as floats; text columns are refused, missing values become NaN."""
-    pandas = optional_import("pandas", "a DataFrame")
-    if text := [c for c in frame.columns if not pandas.api.types.is_numeric_dtype(frame[c].dtype)]:
+    if text := text_columns(frame):
         what = f"column {text[0]!r} is" if len(text) == 1 else f"columns {short(text)} are"
         remedy = f"one-hot encode with pandas.get_dummies(frame, columns={text[:8]!r})"
         raise FedsaddleError(f"{what} not numeric ({frame[text[0]].dtype}): {remedy}")
@@ -206,7 +212,7 @@ def encode(
     if len(values) == 0:
         raise FedsaddleError("y has no rows: give one label a sample")
     if task == "regression" or (
-        task is None and positive is None and classes is None and _is_regression(values)
+        task is None and positive is None and classes is None and is_regression(values)
     ):
         if positive is not None:
             raise FedsaddleError(
@@ -219,7 +225,7 @@ def encode(
         raise FedsaddleError(f"y has inf at row {int(np.isinf(values).argmax())}: {IMPUTE}")
     texts, codes = levels(values, "y", IMPUTE)
     if positive is not None:
-        return _binary(texts, codes, positive)
+        return binary(texts, codes, positive)
     if classes is None:
         return torch.from_numpy(codes), texts
     names = tuple(map(str, classes))
@@ -234,7 +240,7 @@ def encode_as(y: Any, positive: Any, classes: tuple[str, ...], name: str) -> Ten
     """Labels of a test set as the indices of the training classes."""
     texts, codes = levels(column(y, "y"), "y", IMPUTE)
     if positive is not None:
-        return _binary(texts, codes, positive, must_occur=False)[0]
+        return binary(texts, codes, positive, must_occur=False)[0]
     for known in (classes, tuple(map(str, range(len(classes))))):
         if set(texts) <= set(known):
             return _recoded(texts, codes, known)
@@ -247,15 +253,19 @@ def _recoded(texts: tuple[str, ...], codes: IntArray, known: tuple[str, ...]) ->
     return torch.from_numpy(np.array([known.index(text) for text in texts], dtype=np.int64)[codes])
 
 
-def _binary(
+def positives(positive: Any, texts: Sequence[str]) -> dict[str, Any]:
+    """The texts that `positive` stands for among labels `texts`, each with the value given; 0 and 1 may be booleans."""
+    wanted = list(positive) if isinstance(positive, (list, tuple, set, np.ndarray)) else [positive]
+    boolean = set(texts) <= {"False", "True"}
+    return {text_of(bool(v) if boolean and not isinstance(v, str) else v): v for v in wanted}
+
+
+def binary(
     texts: tuple[str, ...], codes: IntArray, positive: Any, must_occur: bool = True
 ) -> tuple[Tensor, tuple[str, ...]]:
     """One-against-rest labels: 1 where the label is (one of) `positive`."""
-    wanted = list(positive) if isinstance(positive, (list, tuple, set, np.ndarray)) else [positive]
-    boolean = set(texts) <= {"False", "True"}
     hits = set()
-    for value in wanted:
-        text = text_of(bool(value) if boolean and not isinstance(value, str) else value)
+    for text, value in positives(positive, texts).items():
         if text in texts:
             hits.add(texts.index(text))
         elif must_occur:
@@ -265,7 +275,8 @@ def _binary(
     return torch.from_numpy(np.isin(codes, sorted(hits)).astype(np.int64)), names
 
 
-def _is_regression(y: Array) -> bool:
+def is_regression(y: Array) -> bool:
+    """Whether labels look like a number to predict: floats with many distinct fractions."""
     if y.dtype.kind != "f":
         return False
     distinct = np.unique(y[np.isfinite(y)])
@@ -457,6 +468,44 @@ def read_arrays(file: Path) -> tuple[Array, Array]:
                 return arrays["x"], arrays["y"]
         x, y = optional_import("sklearn.datasets", "LIBSVM text").load_svmlight_file(str(file))
         return _tensor(x, f"{file.name}: x").numpy(), y
+
+
+def read_images(folder: Path) -> tuple[Array, Array]:
+    """Images [n, channels, height, width] (uint8) and the names of the sub-folders that they lie in.
+
+    One channel where all are grey, else three.
+    """
+    images = optional_import("PIL.Image", f"{folder}, a folder of images,", package="pillow")
+    files = sorted(
+        file
+        for sub in folder.iterdir()
+        if sub.is_dir()
+        for file in sub.iterdir()
+        if file.suffix.lower() in IMAGES
+    )
+    if not files:
+        raise FedsaddleError(
+            f"{folder} has no images in sub-folders: give each class a sub-folder ({', '.join(IMAGES)})"
+        )
+    from rich.console import Console
+    from rich.progress import track
+
+    console, pixels = Console(stderr=True), []
+    for file in track(
+        files, "reading images", console=console, disable=not console.is_terminal, transient=True
+    ):
+        with _reading(file, "an image"), images.open(file) as image:
+            pixels.append(np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB")))
+        got, want = pixels[-1].shape[:2], pixels[0].shape[:2]
+        if got != want:
+            size, first = "x".join(map(str, got)), "x".join(map(str, want))
+            raise FedsaddleError(
+                f"{file} has {size} pixels, {files[0].name} has {first}: give all the same size"
+            )
+    if any(image.ndim == 3 for image in pixels):
+        pixels = [image if image.ndim == 3 else np.stack([image] * 3, axis=-1) for image in pixels]
+        return np.stack(pixels).transpose(0, 3, 1, 2), np.array([file.parent.name for file in files])
+    return np.stack(pixels)[:, None], np.array([file.parent.name for file in files])
 
 
 @contextmanager

@@ -1,0 +1,687 @@
+"""A site of a deployed federation: its data stay in its own file, which a small TOML describes.
+
+    name = "st-mary"
+    memory = "state"             # optional: where the site keeps what algorithms remember; beside the data unless given
+
+    [data]
+    file = "patients.csv"        # .csv, .parquet, .npz, LIBSVM text, or a folder of images with one sub-folder a class
+    label = "readmitted"
+    positive = "yes"
+    drop = ["patient_id"]
+    test = 0.2
+
+Setting up takes one exchange. Each site sends `Site.summary()`, the server answers all with `agree(summaries)`, and each
+site builds its own data from that, `Site.federation(constants)`, so that features have the same columns, scale and classes
+everywhere. Both messages are dicts of tensors; texts are one tensor of bytes, "head" (UTF-8 JSON).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedsaddle import ingest
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.federation import Federation, shift_and_width
+from fedsaddle.ingest import short, text_of
+from fedsaddle.keys import Key, Tree, checked, did_you_mean, keys_of, mistakes
+from fedsaddle.toml import quoted
+
+Array = npt.NDArray[Any]
+Message = dict[str, Tensor]
+
+FEW_ROWS = 50  # training rows below which `check` says that there are few
+_NUMBERS_AT_ONCE = 1 << 23
+_MAX_NAMED = 20  # columns that `check` names
+TRAIN, VALID, TEST = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """The section [data] of a site's TOML.
+
+    Args:
+        file: relative to the TOML.
+        label: column to predict, of .csv and .parquet files; .npz files have arrays x and y, images their sub-folder.
+        positive: the label value (or list of values) that becomes class 1; all others become class 0.
+        classes: all label values, where there are more than two or not every site has all of them.
+        task: "classification" or "regression"; guessed from the label unless given.
+        drop: columns that are not features.
+        categories: columns of numbers that name something, such as a ward; columns of text always do.
+        rare: values of a category that fewer training rows have are never named to anyone.
+        sep: the character between the columns of a .csv file.
+        scale: of numeric features, over all sites' training rows, as in `Federation.scaled`.
+        valid, test: shares of the rows that are held out for validation and testing.
+        together: column whose equal values stay in one part, such as the patient's number; rows with equal features do
+            unless given.
+    """
+
+    file: str
+    label: str | None = None
+    positive: Any = None
+    classes: Sequence[str] | None = None
+    task: Literal["classification", "regression"] | None = None
+    drop: Sequence[str] = ()
+    categories: Sequence[str] = ()
+    rare: int = 5
+    sep: str = ","
+    scale: Literal["none", "unit", "symmetric", "standard"] = "standard"
+    valid: float = 0.0
+    test: float = 0.0
+    together: str | None = None
+
+    def mistakes(self) -> Iterator[str]:
+        """What is wrong with the values, whatever the data."""
+        for name in ("valid", "test"):
+            if not 0 <= getattr(self, name) < 1:
+                yield f"data.{name}: must be in [0, 1), got {getattr(self, name)}"
+        if self.valid + self.test >= 1:
+            yield f"data: valid + test must leave rows to train on, got {self.valid} + {self.test}"
+        if self.rare < 1:
+            yield f"data.rare: must be >= 1, got {self.rare}"
+        if len(self.sep) != 1:
+            yield f"data.sep: must be one character, got {self.sep!r}"
+        if self.positive is not None and self.classes is not None:
+            yield "data.classes: has no use beside positive; leave one of them out"
+        if self.task == "regression" and (self.positive is not None or self.classes is not None):
+            yield "data.task: regression has no positive and no classes; leave them out"
+
+
+class Rows(NamedTuple):
+    """What a site's file holds."""
+
+    x: Array  # [n, ...], numbers
+    y: Array  # [n]
+    columns: tuple[str, ...]  # names of x's columns, where they have names
+    text: dict[str, Array]  # categories of each row [n], by column
+    part: npt.NDArray[np.int8]  # TRAIN, VALID or TEST [n]
+
+    @property
+    def training(self) -> npt.NDArray[np.bool_]:
+        mask: npt.NDArray[np.bool_] = self.part == TRAIN
+        return mask
+
+
+@dataclass(frozen=True)
+class Site:
+    """One site: its name, its data file, and where it keeps its memory.
+
+    Args:
+        name: as its operator calls it.
+        folder: of its TOML.
+        data: what describes its file.
+        memory: folder for what algorithms remember at the site between rounds.
+    """
+
+    name: str
+    folder: Path
+    data: DataFile
+    memory: Path
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Site:
+        """Read and check a site's TOML; the data file itself is read when it is needed."""
+        tree = _tree(Path(path))
+        for mistake in _mistakes(tree):
+            raise FedsaddleError(f"{path}: {mistake}")
+        data = DataFile(**checked(tree["data"], keys_of(DataFile), "data.", "a site's data"))
+        folder = Path(path).resolve().parent
+        beside = (folder / Path(data.file).expanduser()).parent
+        place = Path(tree["memory"]).expanduser() if "memory" in tree else beside / f"{tree['name']}.memory"
+        return Site(tree["name"], folder, data, folder / place)
+
+    @property
+    def file(self) -> Path:
+        """The data file, or the folder of images."""
+        return self.folder / Path(self.data.file).expanduser()
+
+    @cached_property
+    def rows(self) -> Rows:
+        """All rows of the file, checked, each in its part."""
+        if not self.file.exists():
+            raise FedsaddleError(
+                f"{self.file} is not there: correct data.file, which is relative to {self.folder}"
+            )
+        data = self.data
+        if self.is_table:
+            frame = ingest.read_frame(self.file, data.sep)
+            for problem in _missing_columns(self, frame):
+                raise FedsaddleError(problem)
+            text, numbers = _features(self, frame)
+            with ingest.located(self.file, data.sep):
+                categories = {c: _categories(frame[c].to_numpy(), c) for c in text}
+                x: Array = ingest.numeric_frame(frame[numbers])
+                ingest.check_finite(torch.from_numpy(x), "x", numbers)
+                y = ingest.column(frame[data.label], "y")
+                ingest.check_present(y, "y")
+                together = None
+                if data.together is not None:
+                    together = _categories(frame[data.together].to_numpy(), data.together)
+            columns = tuple(map(str, numbers))
+        else:
+            for name in ("drop", "categories", "together", "label"):
+                if getattr(data, name):
+                    raise FedsaddleError(f"data.{name}: {self.file.name} has no named columns; leave it out")
+            x, y = ingest.read_images(self.file) if self.file.is_dir() else ingest.read_arrays(self.file)
+            x, y = x[:, None] if x.ndim == 1 else x, ingest.column(y, "y")
+            with ingest.located(self.file):
+                ingest.same_length({"x": torch.empty(len(x)), "y": torch.empty(len(y))})
+                if x.dtype.kind == "f":
+                    ingest.check_finite(torch.from_numpy(x), "x", ())
+                ingest.check_present(y, "y")
+            columns, categories, together = (), {}, None
+        rows = Rows(x, y, columns, categories, _parts(x, categories, together, data))
+        if not rows.training.any():
+            raise FedsaddleError(
+                f"{self.file.name} leaves no rows to train on: lower data.valid and data.test"
+            )
+        return rows
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the file has named columns."""
+        return not self.file.is_dir() and ingest.file_format(self.file) in ("csv", "parquet")
+
+    def summary(self) -> Message:
+        """Everything that leaves the site when a federation is set up, and nothing else; about training rows alone.
+
+        "n", the number of rows; of each numeric column [C] "mean", "rest" (its rounding), "m2" (the sum of squared
+        deviations from it), "min" and "max"; "size", how many numbers a column has (a channel of images has one for each
+        pixel); "labels", how many rows each label value has (with `positive`: negatives and positives); "head": names of
+        the site, the columns, the categories that at least `rare` rows have and the label values (with `positive`: those
+        that at least `rare` rows have, and the positive ones), and the settings that must agree. Numbers are float64.
+        """
+        data, rows = self.data, self.rows
+        train = rows.training
+        labels, positive, counts = self._labels()
+        head = {
+            "site": self.name,
+            "kind": "image" if self.file.is_dir() else ingest.file_format(self.file),
+            "shape": list(rows.x.shape[1:]),
+            "columns": list(rows.columns),
+            "categories": {c: _frequent(v[train], data.rare) for c, v in rows.text.items()},
+            "labels": labels,
+            "positive": positive,
+            "classes": None if data.classes is None else list(data.classes),
+            "scale": data.scale,
+        }
+        return {
+            "head": _packed(head),
+            "n": torch.tensor([train.sum()], dtype=torch.float64),
+            "labels": torch.tensor(counts, dtype=torch.float64),
+        } | _moments(rows.x[train])._asdict()
+
+    @cached_property
+    def is_regression(self) -> bool:
+        """Whether the label is a number to predict."""
+        data = self.data
+        guess = data.task is None and data.positive is None and data.classes is None
+        return data.task == "regression" or (guess and ingest.is_regression(self.rows.y))
+
+    def _labels(self) -> tuple[list[str] | None, list[str] | None, list[int]]:
+        """The label values that may be named, the positive ones, and training rows of each label or side."""
+        if self.is_regression:
+            return None, None, []
+        data, train = self.data, self.rows.training
+        texts, codes = ingest.levels(self.rows.y, "y", ingest.IMPUTE)
+        if data.classes is not None and (alien := [t for t in texts if t not in data.classes]):
+            raise FedsaddleError(
+                f"{self.file.name} has label {alien[0]!r}, data.classes has {short(data.classes)}: add it or correct it"
+            )
+        if data.positive is None:
+            return list(texts), None, np.bincount(codes[train], minlength=len(texts)).tolist()
+        wanted = list(ingest.positives(data.positive, texts))
+        frequent = np.bincount(codes[train], minlength=len(texts)) >= data.rare
+        named = [t for t, often in zip(texts, frequent, strict=True) if often or t in wanted]
+        side, _ = ingest.binary(texts, codes, data.positive, must_occur=False)
+        return named, wanted, np.bincount(side.numpy()[train], minlength=2).tolist()
+
+    def federation(self, constants: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Federation:
+        """This site alone as a federation of one client, with its own validation and test parts.
+
+        Args:
+            constants: of `agree`.
+            dtype: floating type of x; scaling is computed in float64.
+        """
+        head, rows = _unpacked(constants["head"]), self.rows
+        columns = head["columns"]
+        if sorted(columns) != sorted(rows.columns) or sorted(head["categories"]) != sorted(rows.text):
+            raise FedsaddleError(
+                f"{self.file.name} has other columns than at set-up: set the federation up again"
+            )
+        x = rows.x[:, [rows.columns.index(c) for c in columns]] if columns else rows.x
+        if head["kind"] == "libsvm":
+            x = np.pad(x, ((0, 0), (0, head["shape"][0] - x.shape[1])))
+        scaled = _scaled(x, constants["shift"], constants["width"], dtype)
+        names = list(columns)
+        for c, known in head["categories"].items():  # a value that is rare or unknown is 0 in all of them
+            scaled = torch.cat(
+                [scaled, torch.from_numpy(rows.text[c][:, None] == np.array(known)).to(dtype)], dim=1
+            )
+            names += [f"{c}={value}" for value in known]
+        if head["labels"] is None:
+            y = torch.from_numpy(rows.y.astype(np.float64)).to(dtype)
+        elif self.data.positive is not None:
+            texts, codes = ingest.levels(rows.y, "y", ingest.IMPUTE)
+            y, _ = ingest.binary(texts, codes, self.data.positive, must_occur=False)
+        else:
+            y = ingest.encode_as(rows.y, None, tuple(head["labels"]), self.file.name)
+        n = torch.tensor([0, len(y)])
+        everything = Federation({"x": scaled, "y": y}, n, (self.name,), tuple(head["classes"]), tuple(names))
+        part = {k: everything.keep(rows.part == k) for k in (TRAIN, VALID, TEST) if (rows.part == k).any()}
+        return dataclasses.replace(part[TRAIN], valid=part.get(VALID), test=part.get(TEST))
+
+
+# ------------------------------------------------------------------------------------------------- the server
+
+
+def agree(summaries: Sequence[Mapping[str, Tensor]]) -> Message:
+    """What all sites are told, from what each of them sent; refuses sites that do not fit together.
+
+    Returns:
+        "n", training rows of all; "shift" and "width" [C], by which numeric columns are scaled; "labels", rows of each
+        class; "head": columns, categories, label values and class names. No
+        number in it is about one site alone.
+    """
+    if not summaries:
+        raise FedsaddleError("no site has sent its summary: start at least one")
+    heads = [_unpacked(s["head"]) for s in summaries]
+    names = [head["site"] for head in heads]
+    if twins := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise FedsaddleError(f"two sites are called {twins[0]!r}: rename one of them")
+    first = heads[0]
+    for head in heads[1:]:
+        _same(first, head)
+    categories = {
+        c: sorted({v for head in heads for v in head["categories"][c]}) for c in first["categories"]
+    }
+    for c, values in categories.items():
+        if not values:
+            raise FedsaddleError(
+                f"column {c!r} has no value that enough rows of a site share: add it to drop at all sites"
+            )
+    labels, classes = _agreed_labels(heads)
+    width: list[int] = max(
+        (head["shape"] for head in heads), default=[]
+    )  # LIBSVM text that never uses the last features is narrower
+    moments: list[_Moments] = []
+    for head, s in zip(heads, summaries, strict=True):
+        own = _Moments(*(s[k] for k in _Moments._fields))
+        order = [head["columns"].index(c) for c in first["columns"]] or list(range(len(own.mean)))
+        blank = width[0] - len(own.mean) if head["kind"] == "libsvm" else 0
+        own = _Moments(own.size, *(torch.nn.functional.pad(v[order], (0, blank)) for v in own[1:]))
+        if not all(v.isfinite().all() for v in own) or len(own.mean) != len(
+            moments[0].mean if moments else own.mean
+        ):
+            raise FedsaddleError(
+                f"site {head['site']!r} sent statistics that are not finite or too few: check its data"
+            )
+        moments.append(own)
+    total = moments[0]
+    for own in moments[1:]:
+        total = total.merged(own)
+    shift, scale = torch.zeros_like(total.mean), torch.ones_like(total.mean)
+    if first["scale"] != "none":
+        shift, scale = shift_and_width(
+            first["scale"], total.mean + total.rest, (total.m2 / total.size).sqrt(), total.min, total.max
+        )
+    counts = torch.zeros(len(classes), dtype=torch.float64)
+    for head, s in zip(heads, summaries, strict=True):
+        sides = [classes.index(t) for t in head["labels"] or ()] if first["positive"] is None else [0, 1]
+        counts[sides] += s["labels"]
+    agreed = {
+        "kind": first["kind"],
+        "shape": width,
+        "columns": first["columns"],
+        "categories": categories,
+        "labels": None if first["labels"] is None else labels,
+        "classes": classes,
+    }
+    return {
+        "head": _packed(agreed),
+        "n": torch.stack([s["n"] for s in summaries]).sum(0),
+        "shift": shift,
+        "width": scale,
+        "labels": counts,
+    }
+
+
+def _same(first: Tree, head: Tree) -> None:
+    """Refuse a site whose columns or settings are not those of the first one."""
+    here, there = f"site {head['site']!r}", f"site {first['site']!r}"
+    words = {"columns": "numbers", "categories": "text"}
+    for key, other in (("columns", "categories"), ("categories", "columns")):
+        own, known = head[key], first[key]
+        for c in known:
+            if c in head[other]:
+                raise FedsaddleError(
+                    f"{here} has {words[other]} in column {c!r}, {there} has {words[key]}: correct the file, "
+                    "or name the column in data.categories at all sites"
+                )
+            if c not in own:
+                raise FedsaddleError(
+                    f"{here} has no column {c!r}, which {there} has: give all the same columns"
+                )
+        if surplus := [c for c in own if c not in known and c not in first[other]]:
+            raise FedsaddleError(
+                f"{here} has column {surplus[0]!r}, which {there} has not: give all the same columns, or drop it"
+            )
+    images = (head["kind"] == "image") == (first["kind"] == "image")
+    sparse = head["kind"] == first["kind"] == "libsvm"
+    if not images or (head["shape"] != first["shape"] and not sparse):
+        raise FedsaddleError(
+            f"{here} has samples of shape {head['shape']}, {there} of {first['shape']}: give the same features"
+        )
+    for key in ("scale", "positive", "classes"):
+        if head[key] != first[key]:
+            got, want = (quoted(v[key]) if v[key] is not None else "none" for v in (head, first))
+            raise FedsaddleError(f"{here} has data.{key} = {got}, {there} {want}: agree on one")
+    if (head["labels"] is None) != (first["labels"] is None):
+        who = here if head["labels"] is None else there
+        raise FedsaddleError(
+            f"{who} has a label of real numbers, others have classes: set data.task at all sites"
+        )
+
+
+def _agreed_labels(heads: Sequence[Tree]) -> tuple[list[str], list[str]]:
+    """All label values, and the names of the classes."""
+    first = heads[0]
+    if first["labels"] is None:
+        return [], []
+    if first["classes"] is not None:
+        return first["classes"], first["classes"]
+    labels = sorted({text for head in heads for text in head["labels"]}, key=_by_number)
+    for i, head in enumerate(heads):
+        own, others = set(head["labels"]), {t for h in [*heads[:i], *heads[i + 1 :]] for t in h["labels"]}
+        if first["positive"] is None and (lacks := sorted(others - own, key=_by_number)):
+            raise FedsaddleError(
+                f"site {head['site']!r} has no label {lacks[0]!r}, which other sites have: "
+                "set data.positive or data.classes at all sites"
+            )
+        if own and others and not own & others:
+            raise FedsaddleError(
+                f"site {head['site']!r} has labels {short(sorted(own))}, which no other site has: spell them alike"
+            )
+    if first["positive"] is None:
+        return labels, labels
+    _, names = ingest.binary(tuple(labels), np.arange(len(labels)), first["positive"])
+    return labels, list(names)
+
+
+def _by_number(text: str) -> tuple[float, str]:
+    """Numbers in their order, then texts."""
+    try:
+        return float(text), text
+    except ValueError:
+        return math.inf, text
+
+
+class _Moments(NamedTuple):
+    """Statistics of columns [C]."""
+
+    size: Tensor  # [1], numbers in a column
+    mean: Tensor
+    rest: Tensor  # what rounding took from the mean; without it, 1e8 + u loses the eighth digit of u's deviation
+    m2: Tensor
+    min: Tensor
+    max: Tensor
+
+    def merged(self, other: _Moments) -> _Moments:
+        """Those of both together, without cancellation (Chan, Golub and LeVeque 1979); the mean has twice the digits."""
+        n, delta = self.size + other.size, (other.mean - self.mean) + (other.rest - self.rest)
+        step = delta * (other.size / n)
+        mean = self.mean + step
+        back = mean - self.mean
+        lost = (self.mean - (mean - back)) + (step - back)  # exact, whichever is larger (Knuth)
+        return _Moments(
+            n,
+            mean,
+            self.rest + lost,
+            self.m2 + other.m2 + delta**2 * (self.size * other.size / n),
+            torch.minimum(self.min, other.min),
+            torch.maximum(self.max, other.max),
+        )
+
+
+# --------------------------------------------------------------------------------------------------- the site
+
+
+def _pieces(x: Array) -> Iterator[slice]:
+    length = max(1, _NUMBERS_AT_ONCE // max(1, x[:1].size))
+    return (slice(start, start + length) for start in range(0, len(x), length))
+
+
+def _moments(x: Array) -> _Moments:
+    """Statistics of the columns of x [n, C], or of the channels of images [n, C, ...]."""
+    total: _Moments | None = None
+    for rows in _pieces(x):
+        v = torch.from_numpy(x[rows].astype(np.float64)).transpose(0, 1).flatten(1)  # [C, n ...]
+        mean = v.mean(1)
+        deviation = v - mean.unsqueeze(1)
+        n = torch.tensor([v.shape[1]], dtype=torch.float64)
+        rest = deviation.mean(1)
+        m2 = ((deviation - rest.unsqueeze(1)) ** 2).sum(1)
+        own = _Moments(n, mean, rest, m2, v.amin(1), v.amax(1))
+        total = own if total is None else total.merged(own)
+    assert total is not None
+    return total
+
+
+def _scaled(x: Array, shift: Tensor, width: Tensor, dtype: torch.dtype) -> Tensor:
+    shift, width = (v.view(-1, *[1] * (x.ndim - 2)) for v in (shift, width))
+    return torch.cat(
+        [((torch.from_numpy(x[r].astype(np.float64)) - shift) / width).to(dtype) for r in _pieces(x)]
+    )
+
+
+def _features(site: Site, frame: Any) -> tuple[list[str], list[str]]:
+    """The columns of a table that hold categories, and those that hold numbers."""
+    data = site.data
+    features = [c for c in frame.columns if c not in (data.label, data.together, *data.drop)]
+    text = {*data.categories, *ingest.text_columns(frame[features])}
+    return [c for c in features if c in text], [c for c in features if c not in text]
+
+
+def _categories(values: Array, name: str) -> Array:
+    """Values as texts, none missing."""
+    ingest.check_present(values, f"column {name!r}")
+    return np.array([text_of(v) for v in values.tolist()])
+
+
+def _frequent(values: Array, rare: int) -> list[str]:
+    """The values that at least `rare` rows have."""
+    distinct, counts = np.unique(values, return_counts=True)
+    found: list[str] = distinct[counts >= rare].tolist()
+    return found
+
+
+def _parts(
+    x: Array, text: Mapping[str, Array], together: Array | None, data: DataFile
+) -> npt.NDArray[np.int8]:
+    """The part of each row, by a hash of what it must stay together with: never another, however the file grows."""
+    part = np.full(len(x), TRAIN, dtype=np.int8)
+    if data.valid == data.test == 0:
+        return part
+    for i in range(len(x)):
+        if together is not None:
+            what = str(together[i]).encode()
+        else:
+            what = "\x1f".join(str(v[i]) for v in text.values()).encode() + x[i].tobytes()
+        u = int.from_bytes(hashlib.blake2b(what, digest_size=8).digest(), "big") / 2**64
+        if u < data.test + data.valid:
+            part[i] = TEST if u < data.test else VALID
+    return part
+
+
+def _packed(tree: Mapping[str, Any]) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(tree).encode()), dtype=torch.uint8)
+
+
+def _unpacked(head: Tensor) -> Tree:
+    tree: Tree = json.loads(bytes(head.cpu().numpy()))
+    return tree
+
+
+def in_words(summary: Mapping[str, Tensor]) -> list[str]:
+    """A summary for the people whose data it is about: every number and name that leaves the site."""
+    head = _unpacked(summary["head"])
+    lines = [f"site {head['site']!r}: {int(summary['n'])} training rows"]
+    names = head["columns"] or [
+        f"channel {i}" if head["kind"] == "image" else str(i) for i in range(len(summary["mean"]))
+    ]
+    deviation = (summary["m2"] / summary["size"]).sqrt()
+    for i, name in enumerate(names):
+        mean, low, high = (float(summary[k][i]) for k in ("mean", "min", "max"))
+        lines.append(
+            f"column {name!r}: mean {mean:.6g}, deviation {float(deviation[i]):.6g}, from {low:.6g} to {high:.6g}"
+        )
+    lines += [f"column {c!r}: categories {short(values, 1000)}" for c, values in head["categories"].items()]
+    if head["positive"] is not None:
+        lines.append(f"label values {short(head['labels'], 1000)}")
+    sides = head["labels"] or [] if head["positive"] is None else ["all others", "positive"]
+    lines += [
+        f"label {text!r}: {int(k)} rows" for text, k in zip(sides, summary["labels"].tolist(), strict=True)
+    ]
+    return lines
+
+
+# ---------------------------------------------------------------------------------------------------- checking
+
+
+def _tree(path: Path) -> Tree:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FedsaddleError(f"{path}: {error.strerror}; give the site's TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedsaddleError(f"{path}: is not valid TOML: {error}") from None
+
+
+def _mistakes(tree: Tree) -> list[str]:
+    """All that is wrong with a site's TOML."""
+    own = {"name": Key(str), "memory": Key(str, "")}
+    found = list(mistakes({k: v for k, v in tree.items() if k != "data"}, own, "", "a site"))
+    name = tree.get("name")
+    if isinstance(name, str) and not re.fullmatch(r"[^\s./\\][^/\\\x00-\x1f]*", name):
+        found.append(f"name: must be text without slashes, to name a folder, got {quoted(name)}")
+    if not isinstance(tree.get("data"), dict):
+        found.append('data: section is missing; for example [data] with file = "patients.csv"')
+    else:
+        wrong = list(mistakes(tree["data"], keys_of(DataFile), "data.", "a site's data"))
+        found += wrong or DataFile(**tree["data"]).mistakes()
+    return found
+
+
+def _missing_columns(site: Site, frame: Any) -> list[str]:
+    data, where = site.data, site.file.name
+    if data.label is None:
+        return [
+            f"data.label: is missing; name the column of {where} to predict, one of {short(frame.columns)}"
+        ]
+    wanted = {"label": [data.label], "drop": data.drop, "categories": data.categories}
+    wanted["together"] = [] if data.together is None else [data.together]
+    return [
+        f"data.{key}: {ingest.no_column(where, c, frame.columns)}"
+        for key, columns in wanted.items()
+        for c in columns
+        if c not in frame.columns
+    ]
+
+
+def check(path: str | os.PathLike[str]) -> list[str]:
+    """All that is wrong or doubtful at a site, in plain words; empty when nothing is. Nothing leaves the site."""
+    try:
+        if wrong := _mistakes(_tree(Path(path))):
+            return wrong
+        site = Site.load(path)
+        if site.file.exists() and site.is_table:
+            frame = ingest.read_frame(site.file, site.data.sep)
+            wrong = _missing_columns(site, frame) + _holes(site, frame)
+            if wrong:
+                return wrong
+        rows, summary = site.rows, site.summary()
+    except FedsaddleError as error:
+        return [str(error)]
+    return [*_doubts(site, rows, summary)]
+
+
+def _holes(site: Site, frame: Any) -> list[str]:
+    """Columns with missing or infinite values."""
+    found: list[str] = []
+    for c in frame.columns:
+        if c in site.data.drop:
+            continue
+        values = frame[c].to_numpy()
+        bad = ingest.missing(values) | (np.isinf(values) if values.dtype.kind == "f" else False)
+        if not bad.any():
+            continue
+        if len(found) == _MAX_NAMED:
+            return [*found, "further columns have missing values as well"]
+        first, n = int(bad.argmax()), int(bad.sum())
+        where = f"row {first}"
+        if ingest.file_format(site.file) == "csv":
+            where = f"line {ingest.line_of(site.file, first, site.data.sep)}"
+        found.append(
+            f"column {c!r} has no usable value in {n} of {len(bad)} rows, first at {where}: impute it, "
+            "leave these rows out, or add the column to drop"
+        )
+    return found
+
+
+def _doubts(site: Site, rows: Rows, summary: Message) -> Iterator[str]:
+    """What can be used but may not be meant."""
+    n, data = int(summary["n"]), site.data
+    if n < FEW_ROWS:
+        yield f"{n} training rows are few: a site of this size adds little, and its numbers say much about single people"
+    head = _unpacked(summary["head"])
+    constant = (summary["min"] == summary["max"]).nonzero().flatten().tolist()
+    if head["columns"]:
+        for i in constant[:_MAX_NAMED]:
+            value = f"{float(summary['min'][i]):.6g}"
+            yield f"column {head['columns'][i]!r} is {value} in all training rows: useful only if it differs at other sites"
+    for c, values in rows.text.items():
+        distinct = len(np.unique(values))
+        if not head["categories"][c]:
+            yield (
+                f"column {c!r} is text and none of its {distinct} values has {data.rare} training rows, so none will be "
+                "named: if it is a number or a date, correct the file; if it is an identifier, add it to drop"
+            )
+        elif distinct == 1:
+            yield f"column {c!r} is {str(values[0])!r} in all rows: useful only if it differs at other sites"
+    if head["labels"] is None:
+        return
+    texts, codes = ingest.levels(rows.y, "y", ingest.IMPUTE)
+    for text in head["positive"] or ():
+        if text not in texts:
+            hint = did_you_mean(text, texts)
+            hint = f"{hint} " if hint else ""
+            yield f"positive = {quoted(text)} never occurs at this site: {hint}the label has {short(texts)}"
+    sides = codes if head["positive"] is None else np.isin(texts, head["positive"])[codes]
+    if len(np.unique(sides)) == 1:
+        yield "all rows are of one class: the site can take part, but has no AUC of its own"
+        return
+    for k, name, share in (
+        (TRAIN, "training", 1.0),
+        (VALID, "validation", data.valid),
+        (TEST, "test", data.test),
+    ):
+        own = sides[rows.part == k]
+        if share > 0 and len(own) == 0:
+            yield f"the {name} part is empty: raise its share, now {share}, or leave it out"
+        elif share > 0 and len(np.unique(own)) == 1:
+            yield f"the {name} part ({len(own)} rows) has one class only and no AUC: change the shares"

@@ -1,0 +1,450 @@
+"""Sites: what leaves them, what is agreed, and that their data are then what pooled data would have been."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.preprocessing import StandardScaler
+
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.federation import Federation
+from fedsaddle.sites import Site, agree, check, in_words
+from fedsaddle.toml import to_toml
+
+DATA = {"label": "died", "positive": "yes", "drop": ["id"]}
+
+
+def patients(seed: int, n: int = 200) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame({
+        "id": [f"P{seed}-{i}" for i in range(n)],
+        "age": rng.integers(20, 95, n) + 3 * seed,
+        "lactate": rng.lognormal(size=n) * 10.0**seed,
+        "pressure": 1e8 + rng.normal(size=n),  # a naive sum of squares loses all of its digits
+        "constant": 0.1,
+        "ward": rng.choice(["east", "west", "icu"], n, p=[0.6, 0.3, 0.1]),
+        "died": rng.choice(["no", "yes"], n, p=[0.8, 0.2]),
+    })  # fmt: skip
+
+
+def write(folder: Path, name: str, frame: pd.DataFrame | None = None, top: Any = None, **data: Any) -> Path:
+    """A site's TOML and CSV file; the path of the TOML."""
+    file = folder / f"{name}.toml"
+    if frame is not None:
+        frame.to_csv(folder / f"{name}.csv", index=False)
+    file.write_text(to_toml({"name": name, **(top or {}), "data": {"file": f"{name}.csv", **DATA, **data}}))
+    return file
+
+
+def numbers_only(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.drop(columns="ward")
+
+
+def three(
+    folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame] = lambda f: f, **data: Any
+) -> list[Site]:
+    return [
+        Site.load(write(folder, name, change(patients(k)), **data)) for k, name in enumerate(("a", "b", "c"))
+    ]
+
+
+def refused(text: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(FedsaddleError) as info:
+        call()
+    assert text in str(info.value)
+    assert "\n" not in str(info.value)
+
+
+# --------------------------------------------------------------------------------------------------- agreement
+
+
+def test_scaling_is_that_of_pooled_data(tmp_path: Path) -> None:
+    sites = three(tmp_path, numbers_only)
+    constants = agree([s.summary() for s in sites])
+    pooled = pd.concat([numbers_only(patients(k)) for k in range(3)])[
+        ["age", "lactate", "pressure", "constant"]
+    ]
+    scaler = StandardScaler().fit(pooled.to_numpy())
+    np.testing.assert_allclose(constants["shift"].numpy(), scaler.mean_, rtol=1e-12)
+    np.testing.assert_allclose(constants["width"].numpy(), scaler.scale_, rtol=1e-12)
+    x = torch.cat([s.federation(constants, torch.float64).data["x"] for s in sites])
+    # a number of 1e8 + u has u to 1e-8 of its deviation, in sklearn as here
+    np.testing.assert_allclose(
+        x[:, [0, 1, 3]].numpy(), scaler.transform(pooled.to_numpy())[:, [0, 1, 3]], atol=1e-12
+    )
+    np.testing.assert_allclose(x[:, 2].numpy(), scaler.transform(pooled.to_numpy())[:, 2], atol=1e-7)
+    assert not x[:, 3].any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    offset=st.sampled_from([0.0, 1.0, 1e6, -1e9]),
+    spread=st.sampled_from([1e-3, 1.0, 1e4]),
+    seed=st.integers(0, 99),
+)
+def test_pooled_moments_are_exact(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], offset: float, spread: float, seed: int
+) -> None:
+    folder, rng = tmp_path_factory.mktemp("sites"), np.random.default_rng(seed)
+    parts = [offset + spread * rng.standard_normal((n, 2)) * rng.random(2) for n in sizes]
+    summaries = []
+    for i, x in enumerate(parts):
+        np.savez(folder / f"{i}.npz", x=x, y=np.arange(len(x)) % 2)
+        (folder / f"{i}.toml").write_text(f'name = "{i}"\n[data]\nfile = "{i}.npz"\nclasses = ["0", "1"]\n')
+        summaries.append(Site.load(folder / f"{i}.toml").summary())
+    constants, pooled = agree(summaries), np.concatenate(parts).astype(np.longdouble)
+    assert constants["n"].item() == len(pooled)
+    deviation = np.where(np.ptp(pooled, axis=0) == 0, 1, pooled.std(0)).astype(float)
+    np.testing.assert_allclose(constants["width"].numpy(), deviation, rtol=1e-12)
+    np.testing.assert_allclose(
+        constants["shift"].numpy(), pooled.mean(0).astype(float), rtol=1e-15, atol=1e-12 * spread
+    )
+
+
+@pytest.mark.parametrize("scale", ["none", "unit", "symmetric", "standard"])
+def test_sites_together_are_the_simulated_federation(tmp_path: Path, scale: Any) -> None:
+    sites = three(tmp_path, numbers_only, scale=scale)
+    files = [s.file for s in sites]
+    simulated = Federation.from_files(
+        files, label="died", positive="yes", drop=["id"], dtype=torch.float64
+    ).scaled(scale)
+    constants = agree([s.summary() for s in sites])
+    for i, site in enumerate(sites):
+        own = site.federation(constants, torch.float64)
+        assert own.names == (site.name,)
+        assert own.classes == simulated.classes == ("no", "yes")
+        assert own.feature_names == simulated.feature_names
+        assert own.test is None and own.valid is None
+        assert torch.equal(own.data["y"], simulated.client(i)["y"])
+        torch.testing.assert_close(own.data["x"], simulated.client(i)["x"], rtol=1e-12, atol=1e-7)
+    assert constants["labels"].tolist() == simulated.class_counts().sum(0).tolist()
+    assert constants["n"].item() == 600
+    assert sites[0].federation(constants).data["x"].dtype == torch.float32
+
+
+def test_categories_are_indicators_over_all_sites_and_rare_ones_are_not_named(tmp_path: Path) -> None:
+    north, south = patients(0), patients(1)
+    north.loc[:3, "ward"] = "burns"  # four rows: too few to be named
+    south.loc[:9, "ward"] = "burns"
+    south.loc[10, "ward"] = "prison"
+    sites = [Site.load(write(tmp_path, name, f)) for name, f in (("north", north), ("south", south))]
+    summaries = [s.summary() for s in sites]
+    heads = [bytes(s["head"].numpy()).decode() for s in summaries]
+    assert "burns" not in heads[0] and "burns" in heads[1]
+    assert "prison" not in heads[0] + heads[1]
+    made = [s.federation(agree(summaries)) for s in sites]
+    names = ("age", "lactate", "pressure", "constant", "ward=burns", "ward=east", "ward=icu", "ward=west")
+    assert made[0].feature_names == made[1].feature_names == names
+    wards = made[0].data["x"][:, 4:]
+    assert wards[:4].tolist() == [[1, 0, 0, 0]] * 4  # named by the other site, so known here
+    assert torch.equal(wards.sum(1), torch.ones(200))
+    assert made[1].data["x"][10, 4:].tolist() == [0, 0, 0, 0]
+    assert [north["ward"][i] for i in range(200) if wards[i, 1]] == ["east"] * int(wards[:, 1].sum())
+
+
+def test_columns_of_numbers_may_be_categories(tmp_path: Path) -> None:
+    frames = [patients(k).assign(ward=[1, 2] * 100) for k in range(2)]
+    frames[1]["ward"] = frames[1]["ward"].astype(float)  # 1.0 is 1
+    sites = [Site.load(write(tmp_path, f"s{k}", f, categories=["ward"])) for k, f in enumerate(frames)]
+    constants = agree([s.summary() for s in sites])
+    assert sites[1].federation(constants).feature_names[-2:] == ("ward=1", "ward=2")
+    assert sites[1].federation(constants).data["x"][:2, -2:].tolist() == [[1, 0], [0, 1]]
+
+
+def test_columns_may_come_in_any_order(tmp_path: Path) -> None:
+    frame = numbers_only(patients(0))
+    sites = [
+        Site.load(write(tmp_path, "a", frame)),
+        Site.load(write(tmp_path, "b", frame[["died", "lactate", "id", "constant", "age", "pressure"]])),
+    ]
+    constants = agree([s.summary() for s in sites])
+    a, b = (s.federation(constants) for s in sites)
+    assert torch.equal(a.data["x"], b.data["x"])
+    assert a.feature_names == b.feature_names
+
+
+def test_a_site_with_one_class_takes_part(tmp_path: Path) -> None:
+    sites = [
+        Site.load(write(tmp_path, "a", patients(0))),
+        Site.load(write(tmp_path, "b", patients(1).assign(died="no"))),
+    ]
+    constants = agree([s.summary() for s in sites])
+    assert sites[1].federation(constants).classes == ("no", "yes")
+    assert not sites[1].federation(constants).data["y"].any()
+
+
+def test_several_classes_and_regression(tmp_path: Path) -> None:
+    frame, more = patients(0), {"positive": None}
+
+    def made(**data: Any) -> list[Federation]:
+        keep = {k: v for k, v in (DATA | data).items() if v is not None}
+        for name in ("a", "b"):
+            frame.to_csv(tmp_path / f"{name}.csv", index=False)
+            (tmp_path / f"{name}.toml").write_text(
+                to_toml({"name": name, "data": {"file": f"{name}.csv", **keep}})
+            )
+        sites = [Site.load(tmp_path / f"{name}.toml") for name in ("a", "b")]
+        constants = agree([s.summary() for s in sites])
+        return [s.federation(constants) for s in sites]
+
+    assert made(label="ward", **more)[0].classes == ("east", "icu", "west")
+    assert made(label="ward", classes=["west", "icu", "east", "none"], **more)[1].classes[3] == "none"
+    assert made(label="ward", positive=["icu", "west"])[0].classes == ("east", "positive")
+    target = made(label="lactate", **more)[0]
+    assert target.is_regression
+    torch.testing.assert_close(target.data["y"], torch.tensor(frame["lactate"].to_numpy()).float())
+
+
+# ----------------------------------------------------------------------------------------------- what is held out
+
+
+def test_parts_are_a_function_of_the_row_and_lose_none(tmp_path: Path) -> None:
+    frame = patients(0, 2000)
+    site = Site.load(write(tmp_path, "a", frame, valid=0.2, test=0.3))
+    made = site.federation(agree([site.summary()]), torch.float64)
+    assert made.valid is not None and made.test is not None
+    sizes = [made.n_samples, made.valid.n_samples, made.test.n_samples]
+    assert sum(sizes) == 2000
+    np.testing.assert_allclose(sizes, [1000, 400, 600], atol=60)
+    shuffled = frame.sample(frac=1, random_state=1).iloc[:1500]
+    part = dict(zip(frame["id"], site.rows.part, strict=True))
+    other = Site.load(write(tmp_path, "b", shuffled, valid=0.2, test=0.3))
+    assert [part[i] for i in shuffled["id"]] == other.rows.part.tolist()
+
+
+def test_rows_that_belong_together_stay_together(tmp_path: Path) -> None:
+    frame = patients(0, 400).assign(id=np.repeat(np.arange(100), 4))
+    site = Site.load(write(tmp_path, "a", frame, test=0.3, together="id", drop=[]))
+    parts = site.rows.part.reshape(100, 4)
+    assert (parts == parts[:, :1]).all()
+    assert 10 < (parts[:, 0] == 2).sum() < 50
+    assert "id" not in site.rows.columns
+    twins = pd.concat([patients(0)] * 2)
+    site = Site.load(write(tmp_path, "b", twins, test=0.3))
+    assert (site.rows.part[:200] == site.rows.part[200:]).all()
+
+
+def test_what_leaves_is_about_training_rows_alone(tmp_path: Path) -> None:
+    site = Site.load(write(tmp_path, "a", patients(0), test=0.5))
+    summary = site.summary()
+    train = patients(0)[site.rows.part == 0]
+    assert summary["n"].item() == len(train) < 200
+    assert summary["max"][0] == train["age"].max()
+    assert summary["labels"].tolist() == [(train["died"] == "no").sum(), (train["died"] == "yes").sum()]
+    assert set(summary) == {"head", "n", "size", "mean", "rest", "m2", "min", "max", "labels"}
+    assert all(v.dtype == torch.float64 for k, v in summary.items() if k != "head")
+    assert sum(v.numel() for k, v in summary.items() if k != "head") == 2 + 5 * 4 + 2  # of 200 rows of 7
+    text = "\n".join(in_words(summary))
+    assert "column 'age': mean" in text and "label 'positive':" in text and "P0-" not in text
+
+
+# --------------------------------------------------------------------------------------------------- other files
+
+
+def test_arrays_libsvm_and_separators(tmp_path: Path) -> None:
+    (tmp_path / "a.svm").write_text("1 1:2\n0 2:4\n")
+    (tmp_path / "b.svm").write_text("0 3:6\n1 1:4\n")
+    sites = []
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.toml").write_text(
+            f'name = "{name}"\n[data]\nfile = "{name}.svm"\nscale = "unit"\n'
+        )
+        sites.append(Site.load(tmp_path / f"{name}.toml"))
+    constants = agree([s.summary() for s in sites])
+    assert sites[0].federation(constants).data["x"].tolist() == [[0.5, 0, 0], [0, 1, 0]]
+    assert sites[1].federation(constants).data["x"].tolist() == [[0, 0, 1], [1, 0, 0]]
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "c.npz", x=rng.integers(0, 255, (5, 3, 4, 4), dtype=np.uint8), y=np.array([0, 1, 0, 1, 1])
+    )
+    (tmp_path / "c.toml").write_text('name = "c"\n[data]\nfile = "c.npz"\n')
+    site = Site.load(tmp_path / "c.toml")
+    x = site.federation(agree([site.summary()]), torch.float64).data["x"]
+    torch.testing.assert_close(x.mean((0, 2, 3)), torch.zeros(3).double())
+    torch.testing.assert_close(x.std((0, 2, 3), correction=0), torch.ones(3).double())
+    (tmp_path / "d.csv.gz").write_bytes(gzip.compress(b"age;died\n1;no\n2;yes\n"))
+    site = Site.load(write(tmp_path, "d", None, file="d.csv.gz", sep=";", drop=[]))
+    assert site.federation(agree([site.summary()])).data["y"].tolist() == [0, 1]
+
+
+def test_images_and_parquet_or_what_to_install(tmp_path: Path) -> None:
+    folder = tmp_path / "scans"
+    for i, name in enumerate(("healthy", "ill", "healthy")):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / f"{i}.png").write_bytes(b"")
+    (tmp_path / "i.toml").write_text('name = "i"\n[data]\nfile = "scans"\npositive = "ill"\n')
+    site = Site.load(tmp_path / "i.toml")
+    try:
+        from PIL import Image
+    except ImportError:
+        refused("a folder of images, needs PIL: pip install 'pillow'", site.summary)
+    else:
+        refused("cannot be read as an image", site.summary)
+        for i, file in enumerate(sorted(folder.glob("*/*.png"))):
+            Image.new("L", (5, 4), 10 * i).save(file)
+        site = Site.load(tmp_path / "i.toml")
+        made = site.federation(agree([site.summary()]))
+        assert made.data["x"].shape == (3, 1, 4, 5)
+        assert made.data["y"].tolist() == [0, 0, 1]
+        assert made.data["x"][1].abs().max() < 1e-6  # 10, between 0 and 20
+        Image.new("RGB", (5, 4), (1, 2, 3)).save(folder / "ill" / "1.png")
+        assert Site.load(tmp_path / "i.toml").rows.x.shape == (3, 3, 4, 5)
+        Image.new("L", (6, 4), 0).save(folder / "ill" / "1.png")
+        refused("1.png has 4x6 pixels, 0.png has 4x5", lambda: Site.load(tmp_path / "i.toml").rows)
+    file = write(tmp_path, "p", None, file="p.parquet")
+    try:
+        patients(0).to_parquet(tmp_path / "p.parquet")
+    except ImportError:
+        (tmp_path / "p.parquet").write_bytes(b"PAR1")
+        refused("needs pyarrow: pip install pyarrow", Site.load(file).summary)
+    else:
+        assert Site.load(file).summary()["n"].item() == 200
+
+
+# ------------------------------------------------------------------------------------------------------- refusals
+
+
+def pair(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame] = lambda f: f, **data: Any) -> None:
+    """Two sites, of which the second differs."""
+    sites = [
+        Site.load(write(folder, "a", patients(0))),
+        Site.load(write(folder, "b", change(patients(1)), **data)),
+    ]
+    agree([s.summary() for s in sites])
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "data"),
+    [
+        ("site 'b' has no column 'age', which site 'a' has", lambda f: f.rename(columns={"age": "old"}), {}),
+        ("site 'b' has column 'bmi', which site 'a' has not", lambda f: f.assign(bmi=1.0), {}),
+        ("site 'b' has no column 'ward'", lambda f: f.drop(columns="ward"), {}),
+        ("site 'b' has text in column 'age', site 'a' has numbers", lambda f: f.assign(age=["old"] * 200), {}),
+        ("site 'b' has numbers in column 'ward', site 'a' has text", lambda f: f.assign(ward=1), {}),
+        ("site 'b' has data.scale = \"unit\", site 'a' \"standard\"", lambda f: f, {"scale": "unit"}),
+        ("site 'b' has data.positive = [\"no\"], site 'a' [\"yes\"]", lambda f: f, {"positive": "no"}),
+        ("which no other site has: spell them alike", lambda f: f.assign(died=["0", "1"] * 100), {}),
+    ],
+)  # fmt: skip
+def test_sites_that_do_not_fit_are_named(tmp_path: Path, text: str, change: Any, data: Any) -> None:
+    refused(text, lambda: pair(tmp_path, change, **data))
+
+
+def test_more_sites_that_do_not_fit(tmp_path: Path) -> None:
+    refused("no site has sent its summary", lambda: agree([]))
+    one = Site.load(write(tmp_path, "a", patients(0))).summary()
+    refused("two sites are called 'a'", lambda: agree([one, one]))
+    site = Site.load(write(tmp_path, "a", patients(0).assign(died="no")))
+    refused("positive='yes' never occurs in y: choose from 'no'", lambda: agree([site.summary()]))
+    site = Site.load(write(tmp_path, "a", patients(0), drop=[]))
+    refused("column 'id' has no value that enough rows of a site share", lambda: agree([site.summary()]))
+    broken = {**one, "mean": torch.full((4,), torch.nan).double()}
+    refused("site 'a' sent statistics that are not finite", lambda: agree([broken]))
+    frames = {"a": patients(0), "b": patients(1).assign(died="no")}
+    sites = []
+    for name, frame in frames.items():
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+        tree = {"name": name, "data": {"file": f"{name}.csv", "label": "died", "drop": ["id"]}}
+        (tmp_path / f"{name}.toml").write_text(to_toml(tree))
+        sites.append(Site.load(tmp_path / f"{name}.toml"))
+    refused(
+        "site 'b' has no label 'yes', which other sites have: set data.positive",
+        lambda: agree([s.summary() for s in sites]),
+    )
+    site = Site.load(write(tmp_path, "a", patients(0)))
+    constants = agree([site.summary()])
+    changed = Site.load(write(tmp_path, "a", patients(0).drop(columns="age")))
+    refused("has other columns than at set-up", lambda: changed.federation(constants))
+
+
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [
+        ("data.lable: unknown key, did you mean 'label'?", {"lable": "died"}),
+        ("data.test: must be a number, got \"half\"", {"test": "half"}),
+        ("data: valid + test must leave rows to train on, got 0.5 + 0.5", {"test": 0.5, "valid": 0.5}),
+        ("data.test: must be in [0, 1), got 1.5", {"test": 1.5}),
+        ("data.rare: must be >= 1, got 0", {"rare": 0}),
+        ("data.sep: must be one character, got ';;'", {"sep": ";;"}),
+        ("data.scale: must be \"none\" or", {"scale": "minmax"}),
+        ("data.classes: has no use beside positive", {"classes": ["no", "yes"]}),
+        ("data.task: regression has no positive", {"task": "regression"}),
+    ],
+)  # fmt: skip
+def test_mistakes_in_the_toml(tmp_path: Path, text: str, data: Any) -> None:
+    file = write(tmp_path, "a", patients(0), **data)
+    refused(text, lambda: Site.load(file))
+    assert any(text in finding for finding in check(file))
+
+
+def test_where_things_are(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    site = Site.load(write(tmp_path, "a", None, file="data/a.csv"))
+    assert site.memory == tmp_path / "data" / "a.memory"
+    refused(f"{tmp_path}/data/a.csv is not there: correct data.file", lambda: site.rows)
+    assert Site.load(write(tmp_path, "a", None, {"memory": "state"})).memory == tmp_path / "state"
+    refused("No such file or directory; give the site's TOML", lambda: Site.load(tmp_path / "none.toml"))
+    (tmp_path / "a.toml").write_text("name = ")
+    refused("is not valid TOML", lambda: Site.load(tmp_path / "a.toml"))
+    (tmp_path / "a.toml").write_text('nam = "a"')
+    assert [finding.split(":")[0] for finding in check(tmp_path / "a.toml")] == ["nam", "name", "data"]
+    np.savez(tmp_path / "x.npz", x=np.ones((2, 1)), y=[0, 1])
+    file = write(tmp_path, "x", None, file="x.npz")
+    refused("data.drop: x.npz has no named columns; leave it out", lambda: Site.load(file).rows)
+    alike = patients(0, 9).assign(age=1, lactate=1, pressure=1, ward="east")  # all rows have one hash
+    site = Site.load(write(tmp_path, "t", alike, test=0.99))
+    refused("t.csv leaves no rows to train on: lower data.valid and data.test", lambda: site.rows)
+
+
+def test_a_bad_row_is_named_with_its_line(tmp_path: Path) -> None:
+    for column, text in (("lactate", "x has NaN at row 7, column 'lactate' (1), line 9 of the file"),
+                         ("ward", "column 'ward' has no value at row 7, line 9 of the file"),
+                         ("died", "y has no value at row 7, line 9 of the file")):  # fmt: skip
+        frame = patients(0)
+        frame.loc[7, column] = None
+        refused(f"a.csv: {text}", Site.load(write(tmp_path, "a", frame)).summary)
+
+
+# ------------------------------------------------------------------------------------------------------- checking
+
+
+def test_check_finds_nothing_at_a_sound_site_and_everything_at_a_bad_one(tmp_path: Path) -> None:
+    sound = patients(0).drop(columns="constant")
+    assert check(write(tmp_path, "a", sound, test=0.2)) == []
+    frame = sound.copy()
+    frame.loc[3, "age"] = None
+    frame.loc[[5, 6], "ward"] = None
+    frame.loc[9, "lactate"] = np.inf
+    found = check(write(tmp_path, "a", frame, label="dead", drop=["idd"], together="patient"))
+    assert [f.split(":")[0] for f in found[:3]] == ["data.label", "data.drop", "data.together"]
+    assert "did you mean 'id'?" in found[1]
+    assert "column 'age' has no usable value in 1 of 200 rows, first at line 5" in found[3]
+    assert "column 'lactate' has no usable value in 1 of 200 rows, first at line 11" in found[4]
+    assert "column 'ward' has no usable value in 2 of 200 rows, first at line 7" in found[5]
+    assert len(found) == 6
+    found = check(write(tmp_path, "a", patients(0, 30).assign(died="No"), drop=[], positive="no", test=0.01))
+    text = "\n".join(found)
+    for part in (
+        "training rows are few",
+        "column 'constant' is 0.1 in all training rows",
+        "column 'id' is text and none of its 30 values has 5 training rows",
+        'positive = "no" never occurs at this site',
+        "all rows are of one class",
+    ):
+        assert part in text
+    assert len(found) == 5
+    rare = patients(0).drop(columns="constant").assign(died=["yes"] * 2 + ["no"] * 198)
+    assert "the test part" in check(write(tmp_path, "a", rare, test=0.1))[0]
+    assert check(write(tmp_path, "b", None)) == [
+        f"{tmp_path}/b.csv is not there: correct data.file, which is relative to {tmp_path}"
+    ]
