@@ -1,4 +1,4 @@
-"""The command line: run, sweep, compare, probe, list, show, report, cite, reproduce.
+"""The command line: run, sweep, compare, probe, list, show, report, cite, reproduce, deploy.
 
 Results go to stdout and to files, progress and errors to stderr. A user's mistake is one line and exit code 2, Ctrl-C is
 exit code 130.
@@ -20,6 +20,7 @@ import typer
 from fedsaddle import __version__
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.config import RUN_FILES, dump, load
+from fedsaddle.deploy.commands import app as deploy_app
 from fedsaddle.describe import Kind, described, parameters, summary, things
 from fedsaddle.engines import torchrun
 from fedsaddle.errors import FedsaddleError
@@ -31,13 +32,15 @@ from fedsaddle.report import write_comparison, write_report
 from fedsaddle.reproduce import experiments
 from fedsaddle.reproduce import reproduce as run_experiment
 from fedsaddle.sweep import sweep as run_sweep
-from fedsaddle.train import human_bytes
+from fedsaddle.train import Run, human_bytes
 
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     help="Train models that solve a min-max problem over data that cannot be pooled.",
 )
+
+app.add_typer(deploy_app, name="deploy")
 
 Json = dict[str, Any]
 
@@ -105,6 +108,11 @@ def run(
     done = config.run(
         out or Path("runs") / config.name, progress=False if quiet else None, numbered=out is None
     )
+    show_finished(done, config.name, quiet)
+
+
+def show_finished(done: Run, name: str, quiet: bool) -> None:
+    """Write the report of a run that has ended, and print its result."""
     folder = done.out
     assert folder is not None
     if _has_plotly():
@@ -112,7 +120,7 @@ def run(
     if quiet:
         print(folder)
     else:
-        _print_result(config.name, done.summary())
+        _print_result(name, done.summary())
         print(f"{folder}: {', '.join(name for name in RUN_FILES if (folder / name).exists())}")
 
 

@@ -6,6 +6,7 @@
     name = "breast_cancer"      #   a data set of fedsaddle.data, or "quadratic", with its options
     # files = "sites/*.csv"     #   one file a client, with label, positive, ...
     # file = "all.csv"          #   one table with a column of client names: group, label, positive, ...
+    # sites = "federation.toml" #   a deployment, for `fedsaddle deploy run`: quorum, timeout
     test = 0.25                 # each client holds out this share; "pooled" or "matching": the set's own test part
 
     [partition]                 # of a named data set over clients; `fedsaddle list partitions`
@@ -84,7 +85,13 @@ SECTIONS = {  # in their order, each with an example unless it may be left out
     "train": "rounds = 100",
 }
 RUN_FILES = ("config.toml", "history.jsonl", "result.json", "model.safetensors", "report.html")
-_PATHS = (("data", "files"), ("data", "file"), ("data", "data_dir"), ("participation", "rounds"))
+_PATHS = (
+    ("data", "files"),
+    ("data", "file"),
+    ("data", "sites"),
+    ("data", "data_dir"),
+    ("participation", "rounds"),
+)
 
 
 class Setup(NamedTuple):
@@ -160,7 +167,7 @@ class Config:
         setup = self.build()
         place: AbstractContextManager[Path | None] = nullcontext()
         if out is not None:
-            place = _new_folder(Path(out), numbered)
+            place = new_folder(Path(out), numbered)
         with place as folder:
             run = train(
                 *setup[:3], participation=setup.participation, out=folder, progress=progress, **setup.train
@@ -243,6 +250,8 @@ def _needed(tree: Mapping[str, Any]) -> list[str]:
         unused["partition"] = "generated data has clients"
     elif "name" not in data and ("files" in data or "file" in data):
         unused["partition"] = "each file or group is a client"
+    elif "sites" in data:
+        unused |= {"partition": "each site is a client", "transform": "the data are at the sites"}
     if not has_model:
         unused["model"] = f"problem {problem['name']!r} has none"
     for section, reason in unused.items():
@@ -288,6 +297,8 @@ def _federation(tree: Tree) -> Federation:
     with _blamed("data"):
         if part.get("name") in GENERATED:
             federation: Federation = _made("data", part)
+        elif "sites" in part:
+            raise FedsaddleError("data.sites: the data are at the sites; try: fedsaddle deploy run")
         elif "name" in part:
             federation = _partitioned(part, tree["partition"])
         else:
@@ -364,7 +375,7 @@ def _blamed(section: str) -> Iterator[None]:
 
 
 @contextmanager
-def _new_folder(out: Path, numbered: bool) -> Iterator[Path]:
+def new_folder(out: Path, numbered: bool) -> Iterator[Path]:
     """A folder for a run, gone again if the run fails before its first record."""
     folder, made = out, not out.exists()
     if numbered:

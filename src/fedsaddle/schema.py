@@ -45,7 +45,7 @@ NAMED: dict[str, Mapping[str, Any]] = {  # section -> name -> class, function or
     "participation": PARTICIPATION,
 }
 _WAYS = {
-    "data": ("name", "files", "file"),
+    "data": ("name", "files", "file", "sites"),
     "model": ("name", "module"),
 }  # to say what a section is; else by name
 _FILLED_IN = {  # arguments that are no keys: they come from other sections or from the data
@@ -134,6 +134,8 @@ def _owner_and_keys(
         return name, {"name": Key(str)} | keys(section, name, data)
     if way == "module":
         own = {"module": Key(str)} | keys_of(factory(given["module"]), "sample_shape")
+    elif way == "sites":
+        own = {"sites": Key(str), "quorum": Key(float, 0.5), "timeout": Key(float, 600.0)}
     else:
         own = {"scale": keys_of(Federation.scaled)["how"]} | HELD_OUT
         if way == "files":

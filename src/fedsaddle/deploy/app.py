@@ -1,7 +1,7 @@
 """The Flower app: a run's name at the SuperLink, and the client half for sites that run Flower's own SuperNode.
 
-A stock SuperNode names the site's TOML in its node config: `flower-supernode --node-config 'site="/path/site.toml"' ...`. The
-server half is `fedsaddle deploy run`, a process of its own, so the ServerApp here only says so.
+A stock SuperNode names the site's TOML in its node config: `flower-supernode --node-config 'site="/path/site.toml"' ...`.
+The server half is `fedsaddle deploy run`, a process of its own, so the ServerApp here only says so.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ def _worker(path: str) -> Worker:
 def answer(message: Message, context: Context) -> Message:
     path = context.node_config.get("site")
     if not isinstance(path, str):
-        raise FedsaddleError("node config: site is missing; start with --node-config 'site=\"/path/to/site.toml\"'")
+        raise FedsaddleError(
+            "node config: site is missing; start with --node-config 'site=\"/path/to/site.toml\"'"
+        )
     return answered(_worker(path), message)
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    raise FedsaddleError("this run belongs to `fedsaddle deploy run`; start the SuperLink with --isolation process")
+    raise FedsaddleError(
+        "this run belongs to `fedsaddle deploy run`; start the SuperLink with --isolation process"
+    )

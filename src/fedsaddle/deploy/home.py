@@ -6,8 +6,8 @@
     sites/NAME/             goes to the site: site.toml, link.toml, ca.crt, key.pem, README.md
     app/                    the Flower app that a run is submitted as
 
-The certificate authority is the federation's own. A site trusts this authority alone, and the server accepts the listed keys
-alone. Private keys are readable by their owner only.
+The certificate authority is the federation's own. A site trusts this authority alone, and the server works with the listed
+keys alone. Private keys are readable by their owner only.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import re
 import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -38,7 +38,8 @@ _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
 
 
-class Manifest(NamedTuple):
+@dataclass(frozen=True)
+class Manifest:
     """What federation.toml holds.
 
     Args:
@@ -62,7 +63,9 @@ class Home:
     def manifest(self) -> Manifest:
         path = self.folder / "federation.toml"
         if not path.is_file():
-            raise FedsaddleError(f"{self.folder}: is no federation (no federation.toml); try: fedsaddle deploy init")
+            raise FedsaddleError(
+                f"{self.folder}: is no federation (no federation.toml); try: fedsaddle deploy init"
+            )
         return Manifest(**checked(_toml(path), keys_of(Manifest), f"{path}: ", "federation.toml"))
 
     @property
@@ -97,7 +100,8 @@ class Home:
         return self.folder / "sites" / name
 
 
-class LinkFile(NamedTuple):
+@dataclass(frozen=True)
+class LinkFile:
     """What a site's link.toml holds.
 
     Args:
@@ -119,7 +123,7 @@ class LinkFile(NamedTuple):
         file = LinkFile(**checked(_toml(path), keys_of(LinkFile), f"{path}: ", "link.toml"))
         if not _ADDRESS.fullmatch(file.address):
             raise FedsaddleError(f"{path}: address must be host:port, got {file.address!r}")
-        return file._replace(certificate=str(path.parent / file.certificate), key=str(path.parent / file.key))
+        return replace(file, certificate=str(path.parent / file.certificate), key=str(path.parent / file.key))
 
 
 def create(folder: Path, sites: Sequence[str], address: str, listen: str | None = None) -> Home:
@@ -137,18 +141,24 @@ def create(folder: Path, sites: Sequence[str], address: str, listen: str | None 
         raise FedsaddleError(f"deploy init: a federation needs at least 2 sites, got {len(sites)}")
     for name in sites:
         if not _SITE.fullmatch(name):
-            raise FedsaddleError(f"deploy init: a site's name is letters, digits, '.', '_' and '-', got {name!r}")
+            raise FedsaddleError(
+                f"deploy init: a site's name is letters, digits, '.', '_' and '-', got {name!r}"
+            )
     if twins := [name for i, name in enumerate(sites) if name in sites[:i]]:
         raise FedsaddleError(f"deploy init: two sites are called {twins[0]!r}; rename one of them")
     found = _ADDRESS.fullmatch(address)
     if found is None or not 0 < int(found[2]) < 65536:
-        raise FedsaddleError(f"deploy init: address must be host:port, such as fl.example.org:9092, got {address!r}")
+        raise FedsaddleError(
+            f"deploy init: address must be host:port, such as fl.example.org:9092, got {address!r}"
+        )
     home = Home(folder)
     (home.server / "keys").mkdir(parents=True)
     manifest: dict[str, Any] = {"address": address, "sites": list(sites)}
     (folder / "federation.toml").write_text(to_toml(manifest | ({"listen": listen} if listen else {})))
     (folder / "run.toml").write_text(_RUN)
-    authority = _certificates(home.server, {found[1].strip("[]"), "localhost", "127.0.0.1", *([listen] if listen else [])})
+    authority = _certificates(
+        home.server, {found[1].strip("[]"), "localhost", "127.0.0.1", *([listen] if listen else [])}
+    )
     _private(home.server / "secret", secrets.token_bytes(32))
     home.app.mkdir()
     (home.app / "pyproject.toml").write_text(_APP)
@@ -177,7 +187,9 @@ def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except FileNotFoundError:
-        raise FedsaddleError(f"{path} is not there: the federation's operator sends it with site.toml") from None
+        raise FedsaddleError(
+            f"{path} is not there: the federation's operator sends it with site.toml"
+        ) from None
     except (ValueError, TypeError) as error:
         raise FedsaddleError(f"{path}: is no private key ({error}); ask the federation's operator") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -313,8 +325,8 @@ You take part in a federation: a model is trained over several sites' data, and 
 4. Try it: `fedsaddle deploy check site.toml`. It says what is wrong in plain words.
 5. Start it: `fedsaddle deploy site site.toml`, as a service that is started again when it stops. Stop it with Ctrl-C.
 
-The site opens one outgoing TLS connection to {address} and listens on nothing. It runs only the fedsaddle that you installed;
-it never runs code that comes from the server.
+The site opens one outgoing TLS connection to {address} and listens on nothing. It runs only the fedsaddle that you
+installed; it never runs code that comes from the server.
 
 What leaves the site: at set-up the number of rows, means, deviations, smallest and largest value of each column, the
 categories that are not rare, and counts of the label; in each round numbers of the model's size (its parameters after local

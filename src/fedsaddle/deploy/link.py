@@ -1,7 +1,7 @@
 """The server's connection to its sites: a SuperLink, and a run whose ServerApp is this process.
 
-The SuperLink is Flower's own. It runs with `--isolation process`, so that it starts no code itself: this process takes the run's
-task with the federation's secret and drives it, with its own progress bar, files and exit code.
+The SuperLink is Flower's own. It runs with `--isolation process`, so that it starts no code itself: this process takes the
+run's task with the federation's secret and drives it, with its own progress bar, files and exit code.
 
 The SuperLink keeps its state in memory, which is several times faster than its database. Nothing is lost with it: sites are
 registered when it starts, connect again by themselves, and a run goes on from its checkpoint.
@@ -50,7 +50,7 @@ ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 @contextmanager
 def superlink(home: Home) -> Iterator[None]:
-    """A SuperLink with the federation's sites registered: one that runs at its address already, or one for as long as this."""
+    """A SuperLink with the federation's sites registered: the one at its address, or one of our own for as long as this."""
     if listening(home):
         _register(home)
         yield
@@ -95,7 +95,9 @@ def flower_run(home: Home) -> Iterator[Grid]:
     """A run at the SuperLink, with this process as its ServerApp."""
     fab = build_fab_from_disk(home.app)
     with _control(home) as control:
-        answer = control.StartRun(StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))))
+        answer = control.StartRun(
+            StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})))
+        )
     grid = HttpGrid(home.local, False, home.certificate, token=_token(home, answer.run_id))
     runtime = grid._runtime_client
     heart = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
@@ -123,7 +125,10 @@ def _token(home: Home, run: int) -> str:
         protected_methods=("/flwr.proto.Runtime/AcquireTask",),
     )
     with RuntimeHttpClient.from_server_address(
-        home.local, False, home.certificate, [RuntimeVersionHttpInterceptor(component_name="SuperExec"), secret]
+        home.local,
+        False,
+        home.certificate,
+        [RuntimeVersionHttpInterceptor(component_name="SuperExec"), secret],
     ) as client:
         for _ in range(100):  # others' runs, which nobody drives, may be in front
             answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
@@ -131,7 +136,9 @@ def _token(home: Home, run: int) -> str:
                 return str(answer.token)
             if not answer.HasField("task"):
                 time.sleep(0.1)
-    raise FedsaddleError(f"{home.local}: the SuperLink gives this run to somebody else; is it started with --isolation process?")
+    raise FedsaddleError(
+        f"{home.local}: the SuperLink gives this run to somebody else; is it started with --isolation process?"
+    )
 
 
 def _control(home: Home) -> ControlHttpClient:
@@ -140,7 +147,7 @@ def _control(home: Home) -> ControlHttpClient:
 
 
 def _register(home: Home) -> None:
-    """Make the sites' keys known, and no others."""
+    """Make the sites' keys known."""
     with _control(home) as control:
         known = {node.public_key for node in control.ListNodes(ListNodesRequest()).nodes_info}
         for name, key in home.public_keys().items():
@@ -152,7 +159,12 @@ def _start(home: Home) -> subprocess.Popen[bytes]:
     files = ("--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key", "--ssl-ca-certfile", "ca.crt",
              "--superexec-auth-secret-file", "secret")  # fmt: skip
     host = home.manifest.listen or home.manifest.address.rpartition(":")[0].strip("[]")
-    options = ("--enable-supernode-auth", "--isolation", "process", "--disable-runtime-dependency-installation")
+    options = (
+        "--enable-supernode-auth",
+        "--isolation",
+        "process",
+        "--disable-runtime-dependency-installation",
+    )
     place = ("--host", "127.0.0.1" if host == "localhost" else host, "--port", str(home.port))
     (home.server / "flower").mkdir(exist_ok=True)
     environment = os.environ | ENVIRONMENT | {"FLWR_HOME": str(home.server / "flower")}

@@ -1,8 +1,8 @@
 """A site's connection to the server: a SuperNode that runs one app, the installed fedsaddle, in its own process.
 
 Flower's own `flower-supernode` starts a process for each message and looks for messages every three seconds, which costs six
-seconds a phase; and it runs whatever code the server sends. This one speaks the same protocol by Flower's own client, with TLS
-and the site's key, keeps PyTorch and the data loaded, and runs no code but what is installed.
+seconds a phase; and it runs whatever code the server sends. This one speaks the same protocol by Flower's own client, with
+TLS and the site's key, keeps PyTorch and the data loaded, and runs no code but what is installed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Connection:
         head, tree = message_from_proto(response.messages_list[0]), response.message_object_trees[0]
         run, name = head.metadata.run_id, head.metadata.message_id
         objects = [part.object_id for part in iterate_object_tree(tree)]
-        contents = pull_objects(objects, make_pull_object_fn_protobuf(self._client.PullObject, self._node, run))
+        contents = pull_objects(
+            objects, make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
+        )
         self._client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=name)
         )
@@ -102,7 +104,9 @@ class Connection:
             )
         wanted = set(response.objects_to_push)
         push = make_push_object_fn_protobuf(self._client.PushObject, self._node, run, response.session_id)
-        push_object_contents_from_iterable(((k, v) for k, v in parts.items() if k in wanted), push_object_fn=push)
+        push_object_contents_from_iterable(
+            ((k, v) for k, v in parts.items() if k in wanted), push_object_fn=push
+        )
 
 
 @contextmanager
@@ -163,7 +167,9 @@ def _in_words(address: str) -> Iterator[None]:
                 f"{address}: the server refuses this version of Flower ({_short(error.response.text)}); install the same "
                 "fedsaddle[flower] as the server"
             ) from error
-        raise Unreachable(f"{address}: the server answers {status} ({_short(error.response.text)})") from error
+        raise Unreachable(
+            f"{address}: the server answers {status} ({_short(error.response.text)})"
+        ) from error
     except httpx.ConnectError as error:
         text = str(error)
         if "CERTIFICATE_VERIFY_FAILED" in text:
@@ -172,12 +178,16 @@ def _in_words(address: str) -> Iterator[None]:
                 f"({_short(text)}); ask its operator for the current ca.crt"
             ) from error
         if "WRONG_VERSION_NUMBER" in text or "record layer" in text:
-            raise Unreachable(f"{address}: what listens there does not speak TLS; check the address") from error
+            raise Unreachable(
+                f"{address}: what listens there does not speak TLS; check the address"
+            ) from error
         raise Unreachable(
             f"{address}: nothing listens there, or a firewall is between ({_short(text)}); is the server started?"
         ) from error
     except httpx.TransportError as error:
-        raise Unreachable(f"{address}: the connection broke ({type(error).__name__}: {_short(str(error))})") from error
+        raise Unreachable(
+            f"{address}: the connection broke ({type(error).__name__}: {_short(str(error))})"
+        ) from error
     except ObjectPullError as error:
         raise Unreachable(f"{address}: a message could not be fetched ({_short(str(error))})") from error
 
@@ -219,7 +229,9 @@ def answered(worker: Worker, message: Message) -> Message:
     reply = worker.answer(request)
     seconds = time.perf_counter() - started
     say = partial(log.info, "%s") if reply.head["status"] != "refused" else partial(log.warning, "%s")
-    say(f"round {_number(request)}: {what} {reply.head['status']} in {seconds:.2f} s {reply.head.get('reason', '')}")
+    say(
+        f"round {_number(request)}: {what} {reply.head['status']} in {seconds:.2f} s {reply.head.get('reason', '')}"
+    )
     return Message(reply.record(), reply_to=message)
 
 

@@ -1,0 +1,200 @@
+"""fedsaddle deploy: init, check, site, run, resume, local."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedsaddle.errors import FedsaddleError, optional_import
+
+app = typer.Typer(rich_markup_mode=None, help="Run over sites that keep their data.", no_args_is_help=True)
+
+Show = Callable[[Any], None]  # prints a finished run
+
+
+@app.callback()
+def _root() -> None:
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    optional_import("flwr", "fedsaddle deploy", "flower")
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+@app.command("init")
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    sites: Annotated[list[str], typer.Argument(metavar="SITE...", help="Names of the sites.")],
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where sites reach the server.")
+    ] = "127.0.0.1:9092",
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST", help="What the server binds to, such as 0.0.0.0.")
+    ] = None,
+) -> None:
+    """Write all files of a new federation: certificates, keys, a folder for each site."""
+    from fedsaddle.deploy.home import create
+
+    home = create(folder, sites, address, listen)
+    print(f"{home.folder}: a federation of {len(sites)} sites at {address}")
+    for name in sites:
+        print(
+            f"  {home.site(name)}: send to {name} by a channel that nobody else reads, then delete key.pem here"
+        )
+    print(
+        f"Write what is learned into {home.folder / 'run.toml'}, then: fedsaddle deploy run {home.folder / 'run.toml'}"
+    )
+
+
+@app.command("check")
+def check(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The site's description.")]) -> None:
+    """Try a site's data and its connection; say what is wrong in plain words."""
+    from fedsaddle import sites
+    from fedsaddle.deploy.home import LinkFile
+    from fedsaddle.deploy.node import connected
+
+    findings = sites.check(file)
+    for line in findings:
+        print(f"data: {line}")
+    if not findings:
+        print("data: in order; this is what would leave the site at set-up:")
+        print("\n".join(f"  {line}" for line in sites.in_words(sites.Site.load(file).summary())))
+    try:
+        link = LinkFile.load(file.parent / "link.toml")
+        with connected(link):
+            print(f"connection: {link.address} knows this site")
+    except FedsaddleError as error:
+        raise FedsaddleError(f"connection: {error}") from error
+    if findings:
+        raise FedsaddleError(f"{file}: {len(findings)} findings about the data, see above")
+
+
+@app.command("site")
+def site(
+    file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The site's description.")],
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what is wrong.")] = False,
+) -> None:
+    """Take part in a federation, until it is stopped."""
+    from fedsaddle.deploy.home import LinkFile
+    from fedsaddle.deploy.node import serve
+    from fedsaddle.deploy.worker import Worker
+    from fedsaddle.sites import Site
+
+    logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("fedsaddle.site").setLevel(logging.WARNING if quiet else logging.INFO)
+    place = Site.load(file)
+    _ = place.rows  # what is wrong with the data is said before anybody waits for it
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    serve(Worker(place), LinkFile.load(file.parent / "link.toml"), stop)
+
+
+@app.command("run")
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The run's config, with data.sites.")],
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key; may be repeated.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A new folder; runs/NAME unless given.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the folder.")] = False,
+) -> None:
+    """Train over the sites of a federation, into a new folder."""
+    from fedsaddle.config import load
+    from fedsaddle.deploy import drive
+
+    config = load(file, assignments or [])
+    place = out or Path("runs") / config.name
+    _finish(drive.run(config, place, False if quiet else None, numbered=out is None), config.name, quiet)
+
+
+@app.command("resume")
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was cut short.")],
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the folder.")] = False,
+) -> None:
+    """Go on with a run whose server was stopped."""
+    from fedsaddle.deploy import drive
+
+    _finish(drive.resume(folder, False if quiet else None), folder.resolve().name, quiet)
+
+
+@app.command("local")
+def local(
+    n: Annotated[int, typer.Argument(metavar="N", help="How many sites.")],
+    folder: Annotated[
+        Path,
+        typer.Option("--dir", metavar="DIR", help="The federation; made, with bundled data, if not there."),
+    ] = Path("federation"),
+    port: Annotated[int, typer.Option(help="Of a federation that is made.")] = 9092,
+) -> None:
+    """Start a server and N sites on this machine, with TLS and keys, for trying it out; Ctrl-C stops them."""
+    from fedsaddle.deploy.home import Home
+    from fedsaddle.deploy.link import superlink
+    from fedsaddle.deploy.trial import trial
+
+    home = Home(folder) if folder.exists() else trial(folder, n, f"127.0.0.1:{port}")
+    if len(home.manifest.sites) != n:
+        raise FedsaddleError(f"{folder}: has {len(home.manifest.sites)} sites, not {n}; choose another --dir")
+    with superlink(home), local_sites(home) as processes:
+        print(f"{n} sites and their server run at {home.local}; Ctrl-C stops them")
+        print(f"Now, elsewhere: fedsaddle deploy run {home.folder / 'run.toml'}", flush=True)
+        while all(process.poll() is None for process in processes.values()):
+            time.sleep(0.5)
+    ended = [name for name, process in processes.items() if process.returncode not in (0, -signal.SIGTERM)]
+    raise FedsaddleError(
+        f"site {ended[0] if ended else '?'} has ended; see {home.site(ended[0]) / 'site.log'}"
+    )
+
+
+class local_sites:
+    """All sites of a federation as processes of this machine, which are stopped at the end."""
+
+    def __init__(self, home: Any) -> None:
+        self._home = home
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> dict[str, subprocess.Popen[bytes]]:
+        for name in self._home.manifest.sites:
+            self.start(name)
+        return self.processes
+
+    def start(self, name: str) -> subprocess.Popen[bytes]:
+        """Start a site, or start it again."""
+        place = self._home.site(name)
+        command = [sys.executable, "-m", "fedsaddle", "deploy", "site", str(place / "site.toml")]
+        with open(place / "site.log", "ab") as output:
+            self.processes[name] = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        return self.processes[name]
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _finish(done: Any, name: str, quiet: bool) -> None:
+    from fedsaddle.cli import show_finished
+
+    show_finished(done, name, quiet)

@@ -1,0 +1,175 @@
+"""A run over sites, from the server's side: meet, agree, train; or go on with a run that was cut short.
+
+The run's folder is that of any run, with two files more: `agreed.safetensors`, what the sites said at set-up, and
+`checkpoint.safetensors`. Together with config.toml they are all that `resume` needs.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsaddle import __version__
+from fedsaddle.checkpoint import write_whole
+from fedsaddle.config import Config, dump, load, new_folder
+from fedsaddle.deploy.home import Home
+from fedsaddle.deploy.link import flower_run, superlink
+from fedsaddle.deploy.protocol import Reply, Request
+from fedsaddle.engines.flower import Ask, Deployment, Post
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.federation import Federation
+from fedsaddle.sites import agree
+from fedsaddle.train import Run, train
+from fedsaddle.wire import pack, unpack
+
+AGREED = "agreed.safetensors"
+Summary = Mapping[str, Tensor]
+
+
+def run(config: Config, out: Path, progress: bool | None = None, *, numbered: bool = False) -> Run:
+    """Train as a config with `data.sites` says, into a new folder."""
+    home = home_of(config)
+    with superlink(home), flower_run(home) as grid, new_folder(out, numbered) as folder:
+        post = Post(grid, home.public_keys())
+        name, summaries = secrets.token_hex(8), meet(post, config.tree["data"]["timeout"], progress)
+        trained = _train(config, post, name, summaries, folder, progress)
+        (folder / "config.toml").write_text(dump(config), encoding="utf-8")
+        write_whole(folder / AGREED, pack((name, tuple(tuple(s.items()) for s in summaries))))
+        return trained.finish()
+
+
+def resume(folder: Path, progress: bool | None = None) -> Run:
+    """Go on with the run in a folder, from its last whole round."""
+    if not (folder / AGREED).is_file():
+        raise FedsaddleError(f"{folder}: is no deployment that can be resumed (no {AGREED})")
+    if (folder / "result.json").exists():
+        raise FedsaddleError(f"{folder}: the run has ended; there is nothing to resume")
+    config = load(folder / "config.toml")
+    home = home_of(config)
+    name, stored = unpack((folder / AGREED).read_bytes(), {})
+    with superlink(home), flower_run(home) as grid:
+        post = Post(grid, home.public_keys())
+        return _train(config, post, name, [dict(s) for s in stored], folder, progress, resume=True).finish()
+
+
+def home_of(config: Config) -> Home:
+    """The federation that a config names."""
+    if "sites" not in config.tree["data"]:
+        raise FedsaddleError(
+            'data: a deployment needs sites = "federation.toml"; fedsaddle run simulates other data'
+        )
+    path = Path(config.tree["data"]["sites"])
+    return Home(path if path.is_dir() else path.parent)
+
+
+def meet(post: Post, timeout: float, progress: bool | None = None) -> list[Summary]:
+    """Wait until every site is there and has said what the set-up needs."""
+    with _Waiting(post, progress) as waiting:
+        deadline = time.monotonic() + timeout
+        while missing := [n for i, n in enumerate(post.names) if i not in (there := post.connected())]:
+            if time.monotonic() > deadline:
+                raise FedsaddleError(
+                    f"sites {', '.join(missing)} are not connected after {timeout:g} seconds; start them with fedsaddle "
+                    "deploy site, or see fedsaddle deploy check there"
+                )
+            waiting.update(len(there), missing)
+            time.sleep(0.2)
+
+        def ask(full: bool) -> Request:
+            return Request({"action": "hello"})
+
+        everyone: dict[int, Ask] = {i: ask for i in range(len(post.names))}
+        answers = post.ask(everyone, timeout, lambda i, reply: _summary(post.names[i], reply))
+    for i, reason in answers.left_out.items():
+        raise FedsaddleError(f"site {post.names[i]!r}: {reason}")
+    return list(answers.replies.values())
+
+
+def _summary(name: str, reply: Reply) -> Summary:
+    if reply.head.get("status") != "done":
+        raise FedsaddleError(str(reply.head.get("reason", "gives no reason")))
+    if reply.head.get("site") != name:
+        raise FedsaddleError(
+            f"calls itself {reply.head.get('site')!r}; its key is that of {name!r}: correct its site.toml"
+        )
+    if reply.head.get("fedsaddle") != __version__:
+        raise FedsaddleError(
+            f"has fedsaddle {reply.head.get('fedsaddle')}, the server {__version__}; install the same"
+        )
+    return dict(unpack(reply.body, {}))
+
+
+def _train(
+    config: Config,
+    post: Post,
+    run: str,
+    summaries: Sequence[Summary],
+    folder: Path,
+    progress: bool | None,
+    resume: bool = False,
+) -> Run:
+    constants = agree(summaries)
+    data = config.tree["data"]
+    setup = config.build(outline(post.names, summaries, constants))
+    sent = {k: v for k, v in config.tree.items() if k != "data"}
+    engine = Deployment(post, run, json.dumps(sent), constants, data["timeout"], data["quorum"])
+    settings: dict[str, Any] = setup.train | {"engine": engine}
+    return train(
+        setup.problem, setup.algorithm, setup.federation, participation=setup.participation, out=folder,
+        progress=progress, resume=resume, **settings,
+    )  # fmt: skip
+
+
+def outline(names: Sequence[str], summaries: Sequence[Summary], constants: Summary) -> Federation:
+    """What the server knows of the sites' data, as a federation: how many samples of which class, and features that are 0.
+
+    The features take no memory: they are one sample, seen many times.
+    """
+    head = json.loads(bytes(constants["head"].numpy()))
+    categories = sum(len(values) for values in head["categories"].values())
+    shape = [len(head["columns"]) + categories] if head["columns"] or categories else head["shape"]
+    y = []
+    for summary in summaries:
+        own = json.loads(bytes(summary["head"].numpy()))
+        if head["labels"] is None:
+            y.append(torch.zeros(int(summary["n"])))
+            continue
+        index = range(2) if own["positive"] is not None else [head["labels"].index(v) for v in own["labels"]]
+        y.append(torch.repeat_interleave(torch.tensor(index), summary["labels"].long()))
+    offsets = torch.tensor([0, *(len(part) for part in y)]).cumsum(0)
+    x = torch.zeros(1, *shape).expand(int(offsets[-1]), *shape)
+    return Federation({"x": x, "y": torch.cat(y)}, offsets, tuple(names), tuple(head["classes"]))
+
+
+class _Waiting:
+    """Says on stderr which sites are not there yet."""
+
+    def __init__(self, post: Post, show: bool | None) -> None:
+        from rich.console import Console
+
+        self._sites = len(post.names)
+        show = sys.stderr.isatty() if show is None else show
+        self._status = Console(stderr=True).status("waiting for sites") if show else None
+
+    def __enter__(self) -> _Waiting:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def update(self, there: int, missing: Sequence[str]) -> None:
+        if self._status is not None:
+            self._status.update(
+                f"{there} of {self._sites} sites are connected; waiting for {', '.join(missing[:5])}"
+            )
