@@ -111,6 +111,24 @@ def run(
     show_finished(done, config.name, quiet)
 
 
+@app.command("resume")
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was stopped.")],
+    allow: Annotated[
+        bool,
+        typer.Option("--allow", help="Go on although config.toml was changed, for instance to more rounds."),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the folder.")] = False,
+) -> None:
+    """Go on with a run from its last checkpoint, as if it had never stopped."""
+    config = load(folder / "config.toml")
+    if config.tree["train"]["engine"] == "torchrun" and torchrun.rank() > 0:
+        config.run(resume=True, allow=allow)
+        return
+    done = config.run(folder, progress=False if quiet else None, resume=True, allow=allow)
+    show_finished(done, config.name, quiet)
+
+
 def show_finished(done: Run, name: str, quiet: bool) -> None:
     """Write the report of a run that has ended, and print its result."""
     folder = done.out

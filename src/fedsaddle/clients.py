@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fedsaddle import sampling
 from fedsaddle.cohort import Batching, Cohort
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.participation import Draw, Participation, Uniform
 from fedsaddle.problem import Problem, tree_map
 
@@ -158,6 +158,9 @@ class Clients(ABC):
         self.round = -1  # -1: set-up
         self.rounds: int | None = None  # how many there will be, where that is known
         self.has_memory = False
+        self.watched = (
+            False  # whether replies that are not finite end the run at once, with the client's number
+        )
         self._phase = self._draws = self._integers = self._pools = 0  # counted within a round
         self._cohort: Draw | None = None
         self._asked: list[np.ndarray] = []
@@ -302,6 +305,25 @@ class Clients(ABC):
         """Measures of progress at the iterates z [R, 1, d], as `Problem.evaluate`, wherever the data are."""
         return self.alone(lambda: problem.evaluate(z, splits, federation))
 
+    def snapshot(self) -> Any:
+        """What a checkpoint keeps of the clients: which values they hold already, and what they remember."""
+        held = tuple((name, place, torch.from_numpy(v.copy())) for (name, place), v in self._holds.items())
+        return held, self._remembered()
+
+    def recall(self, snapshot: Any) -> None:
+        """Go back to a snapshot, after `remember`."""
+        held, memory = snapshot
+        self._holds = {(name, place): v.cpu().numpy() for name, place, v in held}
+        if memory is not None:
+            self._recall(*memory)
+
+    def _remembered(self) -> tuple[Tensor, Any] | None:
+        """The clients that have written to their memory, and its rows [m, k]; None where they keep it themselves."""
+        return None
+
+    def _recall(self, ids: Tensor, rows: Any) -> None:
+        """Write these rows to these clients' memory."""
+
     def accounts(self) -> dict[str, Any]:
         """What was counted so far, as JSON, for a checkpoint."""
         traffic = {name: list(t) for name, t in self.traffic.by_phase.items()}
@@ -378,6 +400,8 @@ class Clients(ABC):
             for at, replies in self._run(work, message, who, phase):
                 ids = who.ids[..., at]
                 _check_reply(work, replies, ids.shape)
+                if self.watched:
+                    self._check_finite(work, replies, ids)
                 up += (_numbers(replies) + _numbers_of_each(replies)) // replicas
                 answered += len(at)
                 self._mark_held(name, message, ids)
@@ -387,6 +411,20 @@ class Clients(ABC):
             self.failures += 0 if setup else asked - answered
         if answered == 0:
             raise NobodyAnswered(f"nobody answered phase {phase} ({name}) of round {self.round}")
+
+    def _check_finite(self, work: Work, replies: Any, ids: np.ndarray) -> None:
+        def check(r: Tensor) -> None:
+            bad = (~r.isfinite()).any(-1)
+            if bad.any():
+                client = int(ids[bad.cpu().numpy()].flat[0])
+                owner = work.__qualname__.partition(".")[0]
+                lr = getattr(getattr(work, "__self__", None), "lr", None)
+                raise Diverged(
+                    f"{owner}: diverged in round {self.round + 1}, what client {client} answers to {work.__name__} is not "
+                    f"finite; lower the step size (lr is {lr})"
+                )
+
+        tree_map(check, replies)
 
     @abstractmethod
     def _run(self, work: Work, message: Any, who: Draw, phase: int) -> Iterator[tuple[np.ndarray, Any]]:

@@ -65,6 +65,7 @@ from fedsaddle.algorithms import Algorithm, LocalSGDA
 from fedsaddle.data import load as load_dataset
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
+from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK
 from fedsaddle.ingest import file_format, located, read_frame
 from fedsaddle.keys import Tree, first_line, unknown_key
 from fedsaddle.participation import Participation
@@ -84,7 +85,7 @@ SECTIONS = {  # in their order, each with an example unless it may be left out
     "participation": "",
     "train": "rounds = 100",
 }
-RUN_FILES = ("config.toml", "history.jsonl", "result.json", "model.safetensors", "report.html")
+RUN_FILES = ("config.toml", HISTORY, CHECKPOINTS, "result.json", "model.safetensors", "report.html")
 _PATHS = (
     ("data", "files"),
     ("data", "file"),
@@ -156,6 +157,8 @@ class Config:
         progress: bool | None = None,
         *,
         numbered: bool = False,
+        resume: bool = False,
+        allow: bool = False,
     ) -> Run:
         """Build and train to the end.
 
@@ -163,16 +166,18 @@ class Config:
             out: a new or empty folder for config.toml, history.jsonl, result.json and model.safetensors.
             progress: a progress bar on stderr; by default when that is a terminal.
             numbered: where `out` is taken, use `out`-2, `out`-3, ...; the run says which (`run.out`).
+            resume, allow: go on with the run that `out` holds, as for `train`.
         """
         setup = self.build()
         place: AbstractContextManager[Path | None] = nullcontext()
         if out is not None:
-            place = new_folder(Path(out), numbered)
+            place = nullcontext(Path(out)) if resume else new_folder(Path(out), numbered)
         with place as folder:
             run = train(
-                *setup[:3], participation=setup.participation, out=folder, progress=progress, **setup.train
-            )
-            if folder is not None:
+                *setup[:3], participation=setup.participation, out=folder, progress=progress, resume=resume, allow=allow,
+                **setup.train,
+            )  # fmt: skip
+            if folder is not None and not resume:
                 (folder / "config.toml").write_text(dump(self), encoding="utf-8")
             return run.finish()
 
@@ -395,11 +400,13 @@ def new_folder(out: Path, numbered: bool) -> Iterator[Path]:
     try:
         yield folder
     except BaseException as error:
-        if (folder / "history.jsonl").exists():
-            error.add_note(f"the rounds before that are in {folder}")
+        if (folder / HISTORY).exists():
+            if not (folder / CHECKPOINTS).exists():  # else the run says how to go on
+                error.add_note(f"the rounds before that are in {folder}")
         else:
             with suppress(OSError):
-                (folder / "config.toml").unlink(missing_ok=True)
+                for file in ("config.toml", LOCK):
+                    (folder / file).unlink(missing_ok=True)
                 if made:
                     folder.rmdir()
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from fedsaddle import figures, ingest
 from fedsaddle.errors import FedsaddleError
+
+_FINGERPRINT = 1 << 16  # about how many numbers of a field are hashed
 
 Array = npt.NDArray[Any]
 IntArray = npt.NDArray[np.int64]
@@ -102,6 +105,15 @@ class Federation:
         lo, hi = int(self.offsets[i]), int(self.offsets[i + 1])
         return {name: tensor[lo:hi] for name, tensor in self.data.items()}
 
+    def fingerprint(self) -> str:
+        """A short hash of sizes, names of fields and samples (of large fields, of some of them)."""
+        digest = hashlib.sha256(self.offsets.numpy().tobytes())
+        for name, values in self.data.items():
+            digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+            rows = values[:: max(1, values.numel() // _FINGERPRINT)]
+            digest.update(rows.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
     def on_device(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """The data on a device, real numbers in a given precision; moved once, then shared by all runs."""
         key = (device, dtype)
@@ -117,7 +129,8 @@ class Federation:
             raise FedsaddleError(
                 "class_counts needs class labels; this federation has none (no y, or regression)"
             )
-        y, width = self.data["y"].cpu().numpy(), max(len(self.classes), 1)
+        y = self.data["y"].cpu().numpy()
+        width = max(len(self.classes), int(y.max(initial=0)) + 1)
         cells = np.bincount(self.owners.numpy() * width + y, minlength=self.n_clients * width)
         return cells.reshape(self.n_clients, width).astype(np.int64)
 

@@ -69,7 +69,7 @@ def keys(section: str, name: str = "", data: Mapping[str, Any] | None = None) ->
     """
     if section == "train":
         return keys_of(
-            train, "problem", "algorithm", "federation", "participation", "out", "progress", "resume"
+            train, "problem", "algorithm", "federation", "participation", "out", "progress", "resume", "allow"
         )
     thing = NAMED[section][name]
     if isinstance(thing, DatasetInfo):

@@ -12,9 +12,13 @@ import json
 import math
 import os
 import platform
+import signal
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsaddle.algorithms.base import Algorithm
-from fedsaddle.checkpoint import CHECKPOINT, Checkpoint, constants, load, save, write_whole
+from fedsaddle.checkpoint import Checkpoint, constants
 from fedsaddle.clients import BYTES_PER_NUMBER, Clients, NobodyAnswered, PhaseTraffic
 from fedsaddle.cohort import Batching
 from fedsaddle.engines import ENGINES, Engine
@@ -33,9 +37,10 @@ from fedsaddle.engines.torchrun import Torchrun
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.flat import FlatModel
+from fedsaddle.folder import Folder, differing, write_whole
 from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.participation import Full, Participation
-from fedsaddle.problem import ModelProblem, Problem
+from fedsaddle.problem import ModelProblem, Problem, tree_map
 from fedsaddle.sampling import SAMPLINGS
 
 if TYPE_CHECKING:
@@ -66,7 +71,10 @@ def train(
     offload: bool = False,
     out: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
+    checkpoint_every: int | None = None,
+    guard: int = 0,
     resume: bool = False,
+    allow: bool = False,
 ) -> Run:
     """Train; returns a Run to iterate over or to ask for its model, history and plot.
 
@@ -89,7 +97,10 @@ def train(
         offload: keep the data in CPU memory, where a GPU cannot hold it; participants' samples are sent over in time.
         out: a folder for history.jsonl, result.json and model.safetensors; must not hold a run already.
         progress: a progress bar on stderr; by default when that is a terminal.
-        resume: go on with the run of a deployment that `out` holds, from its last whole round.
+        checkpoint_every: rounds between checkpoints in `out`; by default as evaluations; 0: none.
+        guard: so many times a run that diverges goes back to where it was last evaluated, with half the step sizes.
+        resume: go on with the run that `out` holds, from its last checkpoint, as if it had never stopped.
+        allow: resume even if the run is described differently now, for instance with more rounds.
 
     Example:
         >>> import fedsaddle as fs
@@ -102,7 +113,7 @@ def train(
     return Run(
         problem, algorithm, federation, rounds, participation or Full(), Batching(batch_size, sampling), seed, eval_every,
         Machine(engine, torch.device(device), _dtype(dtype), precision, compile, chunk, offload),
-        Path(out) if out is not None else None, progress, resume,
+        Path(out) if out is not None else None, progress, checkpoint_every, guard, resume, allow,
     )  # fmt: skip
 
 
@@ -161,7 +172,10 @@ class Run:
         machine: Machine,
         out: Path | None,
         progress: bool | None,
+        checkpoint_every: int | None = None,
+        guard: int = 0,
         resume: bool = False,
+        allow: bool = False,
     ) -> None:
         kinds = (
             ("problem", problem, Problem),
@@ -229,7 +243,11 @@ class Run:
                 "chunk": machine.chunk,
                 "offload": machine.offload,
             },
-            "federation": {"clients": federation.n_clients, "samples": federation.n_samples},
+            "federation": {
+                "clients": federation.n_clients,
+                "samples": federation.n_samples,
+                "fingerprint": federation.fingerprint(),
+            },
         }
         self._records: list[Record] = []
         self.state: Any = None
@@ -237,16 +255,25 @@ class Run:
         if not self.clients.writes:
             out, progress = None, False
         self.out, self._progress = out, progress
-        self._resume = resume
-        if resume:
-            _require(
-                "resume",
-                self.clients.remote and out is not None,
-                "of a deployment, in a folder `out`",
-                resume,
-            )
-        elif out is not None and (out / "history.jsonl").exists():
-            raise FedsaddleError(f"{out}: already holds a run; choose another folder")
+        _require(
+            "checkpoint_every",
+            checkpoint_every is None or checkpoint_every >= 0,
+            ">= 0 or None",
+            checkpoint_every,
+        )
+        _require("guard", guard >= 0, ">= 0", guard)
+        self._resume, self._allow, self._guard = resume, allow, guard
+        every_round = (
+            1 if self.clients.remote else self.eval_every
+        )  # what sites remember moves on with each round
+        self._every = every_round if checkpoint_every is None else checkpoint_every
+        self._folder: Folder | None = None
+        if out is not None:
+            self._folder = Folder(out, resume)
+        elif resume and self.clients.writes:
+            raise FedsaddleError("train: resume needs the folder of the run, out")
+        self._saved: tuple[int, bytes] | None = None  # the last checkpoint, where a guard may go back to it
+        self._stopping = False
         self._error: BaseException | None = None
         self._rounds = self._guarded()
 
@@ -271,8 +298,8 @@ class Run:
     def hand_over(self) -> None:
         """Let someone else compute the rounds and report them by `take`."""
         self._rounds = iter(())
-        if self.out is not None:
-            self.out.mkdir(parents=True, exist_ok=True)
+        if self._folder is not None:
+            self._folder.__enter__()
 
     def take(self, r: int, state: Any, clients: Clients, replica: int, started: float, found: Found) -> None:
         """Where replica i of `clients` stands after round r, as computed elsewhere; `state` in rounds that are evaluated."""
@@ -285,6 +312,8 @@ class Run:
             self._record(r, started, found)
             if r == self.rounds:
                 self._save()
+                if self._folder is not None:
+                    self._folder.__exit__()
         except Diverged as error:
             self._error = error
 
@@ -310,67 +339,158 @@ class Run:
 
     def _guarded(self) -> Iterator[Record]:
         try:
-            yield from self._go()
-        except Exception as error:
+            with self._folder or nullcontext():
+                yield from self._go()
+        except (Exception, KeyboardInterrupt) as error:
             self._error = error  # asking for a result later says the same
-            self.clients.failed(error)
+            if self.out is not None and self._saved is not None:
+                error.add_note(f"fedsaddle resume {self.out} goes on after round {self._saved[0]}")
+            if isinstance(error, Exception):
+                self.clients.failed(error)
             raise
 
     def _go(self) -> Iterator[Record]:
-        clients, algorithm = self.clients, self.algorithm
+        clients = self.clients
+        clients.rounds, self._posed = self.rounds, clients.problem
+        self._checkpoints = self._every > 0 and clients.alone(lambda: self._folder is not None)
         started = time.perf_counter()
-        clients.rounds = self.rounds
-        posed = clients.problem
-        done = self._restored(posed) if self._resume else 0
-        if not self._resume:
-            clients.problem = posed.prepare(clients)
-        problem = clients.problem
-        z = problem.init().to(clients.device, clients.dtype).unsqueeze(0)  # [1, d]
         if self._resume:
+            found = clients.alone(lambda: self._folder.latest() if self._folder is not None else b"")
+            done = self._restored(found)
             started -= self._records[-1]["seconds"]
         else:
-            self.state = algorithm.init(z, problem)
-            clients.remember(algorithm.memory(z, problem))
-        if self.out is not None:
-            self.out.mkdir(parents=True, exist_ok=True)
-        with _Progress(self._progress, type(algorithm).__name__, self.rounds) as bar:
+            done = 0
+            clients.problem = problem = self._posed.prepare(clients)
+            self.state = self.algorithm.init(self._start(problem), problem)
+            clients.remember(self.algorithm.memory(self._start(problem), problem))
+        title = type(self.algorithm).__name__
+        with _Progress(self._progress, title, self.rounds) as bar, self._interruptible():
             if not self._resume:
                 yield self._record(0, started, bar=bar)
-                self._checkpoint(0, posed)
-            for r in range(done, self.rounds):
-                clients.begin(r)
+                self._checkpoint(0)
+            while done < self.rounds:
+                before = self.state
+                clients.begin(done)
                 try:
-                    self.state = algorithm.round(self.state, clients)
+                    self.state = self.algorithm.round(before, clients)
                 except NobodyAnswered:
                     clients.rollback()  # the round was tried and counted, and changes nothing
-                record = self._record(r + 1, started, bar=bar)
-                self._checkpoint(r + 1, posed)
+                try:
+                    record = self._record(done + 1, started, bar=bar)
+                except Diverged as error:
+                    done = self._step_back(self._blamed(error, before, done))
+                    continue
+                done += 1
+                self._checkpoint(done)
                 yield record
+                if self._stopping and done < self.rounds:
+                    raise KeyboardInterrupt
         clients.alone(self._save)
 
-    def _checkpoint(self, r: int, posed: Problem) -> None:
-        """Write down what a resumed run needs, where the clients keep their own part."""
-        if self.out is not None and self.clients.remote:
-            saved = Checkpoint(r, self.state, constants(self.problem, posed), self.clients.accounts())
-            save(self.out / CHECKPOINT, saved)
+    def _start(self, problem: Problem) -> Tensor:
+        return problem.init().to(self.clients.device, self.clients.dtype).unsqueeze(0)  # [1, d]
 
-    def _restored(self, posed: Problem) -> int:
-        """Take up the run where its checkpoint stands: how many rounds are done."""
-        assert self.out is not None
-        saved = load(self.out / CHECKPOINT, self.algorithm, posed)
-        self.state, self.clients.problem = saved.state, replace(posed, **dict(saved.constants))
-        z = self.clients.problem.init().to(self.clients.device, self.clients.dtype).unsqueeze(0)
-        self.clients.remember(self.algorithm.memory(z, self.clients.problem))
-        self.clients.restore(saved.accounts)
-        lines = (self.out / "history.jsonl").read_text().splitlines(keepends=True)
-        self._records = [json.loads(line) for line in lines[: saved.round + 1]]
-        if len(self._records) != saved.round + 1:
+    # ---- checkpoints -------------------------------------------------------------------------------------
+
+    def _checkpoint(self, r: int) -> None:
+        """Write down what a resumed run needs."""
+        last = r == self.rounds or self._stopping
+        if (self._checkpoints and (r % self._every == 0 or last)) or (self._guard and self.evaluated(r)):
+            clients = self.clients.snapshot()  # by all processes, where several compute the run
+            data = Checkpoint(
+                r, self.state, constants(self.problem, self._posed), clients, self.clients.accounts(), self.config,
+                versions(),
+            ).packed()  # fmt: skip
+            if self._folder is not None and self._checkpoints:
+                self._folder.save(r, data)
+            self._saved = r, data
+
+    def _restored(self, data: bytes) -> int:
+        """Take up the run where a checkpoint stands: how many rounds are done."""
+        clients = self.clients
+        saved = Checkpoint.unpacked(data, self.algorithm, self._posed)
+        if (changed := differing(saved.config, self.config)) and not self._allow:
             raise FedsaddleError(
-                f"{self.out}: history.jsonl has {len(self._records)} records, its checkpoint is of round {saved.round}; "
-                "the folder is damaged"
+                f"resume: the run is described differently than when it was begun: {', '.join(changed)}; --allow goes on "
+                "nevertheless"
             )
-        write_whole(self.out / "history.jsonl", "".join(lines[: saved.round + 1]).encode())
+        if (changed := differing(saved.versions, versions())) and self._resume:
+            warnings.warn(
+                f"resume: versions have changed: {', '.join(changed)}; results may differ", stacklevel=2
+            )
+        if saved.round > self.rounds:
+            raise FedsaddleError(
+                f"resume: {saved.round} rounds are done already, rounds must be more, got {self.rounds}"
+            )
+
+        def here(tensor: Tensor) -> Tensor:
+            return tensor.to(clients.device)
+
+        clients.problem = replace(self._posed, **dict(saved.constants))
+        clients.remember(self.algorithm.memory(self._start(clients.problem), clients.problem))
+        clients.recall(tree_map(here, saved.clients))
+        clients.restore(saved.accounts)
+        self.state, self._saved = tree_map(here, saved.state), (saved.round, data)
+        if self._resume:
+            self._records = clients.alone(
+                lambda: self._folder.rewind(saved.round) if self._folder is not None else []
+            )
+        else:
+            del self._records[saved.round + 1 :]
+            if self._folder is not None:
+                self._folder.rewind(saved.round)
+        if saved.round == self.rounds:
+            (found,) = self.look(saved.round, self.state.z.unsqueeze(0))
+            self.by_client = found.evaluation.by_client if found.evaluation is not None else {}
         return saved.round
+
+    def _blamed(self, error: Diverged, before: Any, r: int) -> Diverged:
+        """The error, or one that names the phase and the client: the round is computed again under watch."""
+        self.clients.rollback()
+        self.clients.begin(r)
+        self.clients.watched = True
+        try:
+            self.algorithm.round(before, self.clients)
+        except Diverged as found:
+            return found
+        except FedsaddleError:
+            pass
+        finally:
+            self.clients.watched = False
+        return error
+
+    def _step_back(self, error: Diverged) -> int:
+        """Halve the step sizes and go back to the last checkpoint, where a guard is left: how many rounds are done."""
+        names = [f.name for f in fields(self.algorithm) if f.name in ("lr", "lr_dual")]
+        halved = {k: v / 2 for k in names if isinstance(v := getattr(self.algorithm, k), float)}
+        if self._guard == 0 or not halved or self._saved is None:
+            raise error
+        self._guard -= 1
+        self.algorithm = replace(self.algorithm, **halved)
+        self._resume = False
+        round = self._restored(self._saved[1])
+        text = ", ".join(f"{k} is {v:g} now" for k, v in halved.items())
+        warnings.warn(f"{error}; guard: back to round {round}, {text}", stacklevel=2)
+        return round
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C ends a run that is written down after its round; a second one at once."""
+        alone = self.machine.name != "torchrun"  # several processes would stop after different rounds
+        if self._folder is None or not alone or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.getsignal(signal.SIGINT)
+
+        def stop(*_: Any) -> None:
+            self._stopping = True
+            signal.signal(signal.SIGINT, before)
+
+        signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _record(
         self, r: int, started: float, found: Found | None = None, bar: _Progress | None = None
@@ -409,9 +529,8 @@ class Run:
             record |= {k: v if math.isfinite(v) else None for k, v in monitors.items()}
         record["seconds"] = time.perf_counter() - started
         self._records.append(record)
-        if self.out is not None:
-            with open(self.out / "history.jsonl", "a") as file:
-                file.write(json.dumps(record) + "\n")
+        if self._folder is not None:
+            self._folder.append(record)
         if bar is not None:
             bar.update(record)
         return record
@@ -477,8 +596,6 @@ class Run:
 
     def summary(self) -> Record:
         """What result.json holds: config, final metrics, communication, versions."""
-        from fedsaddle import __version__
-
         traffic = self.clients.traffic
         return {
             "config": self.config | {"problem": describe(self.problem)},  # with the constants agreed on
@@ -496,8 +613,18 @@ class Run:
             "client_names": list(self.federation.names[:_MAX_LISTED]),
             "class_counts": _class_counts(self.federation),
             "classes": list(self.federation.classes),
-            "versions": {"fedsaddle": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "versions": versions(),
         } | ({"seconds": self.clients.spent} if self.clients.spent else {})  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on beside the config."""
+    import numpy
+
+    from fedsaddle import __version__
+
+    packages = {"fedsaddle": __version__, "torch": torch.__version__, "numpy": numpy.__version__}
+    return packages | {"python": platform.python_version()}
 
 
 def describe(thing: Any) -> Record:

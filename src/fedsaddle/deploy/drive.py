@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from fedsaddle import __version__
-from fedsaddle.checkpoint import write_whole
 from fedsaddle.config import Config, dump, load, new_folder
 from fedsaddle.deploy.home import Home
 from fedsaddle.deploy.link import flower_run, superlink
@@ -26,6 +25,7 @@ from fedsaddle.deploy.protocol import Reply, Request
 from fedsaddle.engines.flower import Ask, Deployment, Post
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
+from fedsaddle.folder import write_whole
 from fedsaddle.sites import agree
 from fedsaddle.train import Run, train
 from fedsaddle.wire import pack, unpack

@@ -12,9 +12,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fedsaddle.checkpoint import write_whole
 from fedsaddle.deploy.protocol import Tag
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.folder import write_whole
 from fedsaddle.wire import Classes, Garbled, pack, unpack
 
 _NAME = re.compile(r"round-(\d+)-phase-(\d+)\.safetensors")

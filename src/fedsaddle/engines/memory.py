@@ -63,6 +63,11 @@ class ClientMemory:
 
         self._rows = tree_map(longer, self._rows)
 
+    def written(self) -> tuple[Tensor, Any]:
+        """The clients [m] that have written, in order, and what they remember, every tensor [m, k]."""
+        ids = np.flatnonzero(self._row)
+        return torch.from_numpy(ids), self.read(ids)
+
     def everyone(self) -> Any:
         """What all clients remember, every tensor [N, k] ([R, N, k])."""
         return tree_map(lambda rows: _select(rows, self._row), self._rows)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedsaddle import sampling
 from fedsaddle.clients import Clients, ClientWorkError, Work, addressed, unwrapped
@@ -88,6 +89,12 @@ class Simulation(Clients):
     def memory(self) -> Any:
         """What every client remembers, every tensor [N, k] ([R, N, k]); None for stateless clients."""
         return self._memory.everyone() if self._memory is not None else None
+
+    def _remembered(self) -> tuple[Tensor, Any] | None:
+        return self._memory.written() if self._memory is not None else None
+
+    def _recall(self, ids: Tensor, rows: Any) -> None:
+        self._write(ids.cpu().numpy(), rows)
 
     def begin(self, round: int) -> None:
         super().begin(round)

@@ -93,6 +93,27 @@ class Torchrun(Simulation):
     def _write(self, clients: np.ndarray, memory: Any) -> None:
         super()._write(clients // self.world, memory)
 
+    def _remembered(self) -> tuple[Tensor, Any] | None:
+        """Of all ranks' clients, on the first rank."""
+        own = super()._remembered()
+        if own is None:
+            return None
+        ids, rows = own[0] * self.world + self.rank, tree_map(Tensor.cpu, own[1])
+        parts: list[Any] = [None] * self.world
+        with self._timed("communication"), _contact():
+            dist.gather_object((ids, rows), parts if self.writes else None)
+        if not self.writes:
+            return None
+        ids = torch.cat([part[0] for part in parts])
+        keep = ids < self.n_clients  # a rank beyond the last client has none
+        order = ids.argsort()
+        order = order[keep[order]]
+        return ids[order], tree_map(lambda *r: torch.cat(r)[order], *(part[1] for part in parts))
+
+    def _recall(self, ids: Tensor, rows: Any) -> None:
+        own = (ids % self.world == self.rank).nonzero().squeeze(-1)
+        super()._recall(ids[own], tree_map(lambda r: r[own.to(r.device)], rows))
+
     def _run(self, work: Work, message: Any, who: Draw, phase: int) -> Iterator[tuple[np.ndarray, Any]]:
         """Own clients' replies, and zeros in place of the others' (one row, which is all that they take)."""
         here = who.ids % self.world == self.rank

@@ -1,0 +1,223 @@
+"""A run's folder: what a run writes, so that a crash at any moment loses no more than the rounds since the last checkpoint.
+
+    config.toml             what was asked for (config.py)
+    history.jsonl           a record a round; the same run writes the same bytes
+    seconds.jsonl           when each record was written
+    checkpoint/index.json   the checkpoints, newest last, with their checksums
+    checkpoint/*.safetensors
+    model.safetensors, result.json, report.html     when the run has ended
+
+Whole files replace the ones before in one step. A process holds a lock on its folder, so that two never write into one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from fedsaddle.errors import FedsaddleError
+
+HISTORY, SECONDS, CHECKPOINTS, INDEX, LOCK = (
+    "history.jsonl",
+    "seconds.jsonl",
+    "checkpoint",
+    "index.json",
+    ".lock",
+)
+
+Record = dict[str, Any]
+
+
+class Folder:
+    """The folder of one run.
+
+    Args:
+        path: where; made if it is missing.
+        resume: whether the run goes on from its last checkpoint; else the folder must not hold a run.
+        keep: how many checkpoints stay.
+    """
+
+    def __init__(self, path: Path, resume: bool = False, keep: int = 2) -> None:
+        self.path, self._keep = path, keep
+        self._lock: IO[bytes] | None = None
+        if not resume and (path / HISTORY).exists():
+            raise FedsaddleError(f"{path}: already holds a run; choose another folder")
+        if resume and not (path / HISTORY).exists():
+            raise FedsaddleError(f"{path}: holds no run that could go on; name the folder of a run")
+
+    def __enter__(self) -> Folder:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self.path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    # ---- records -----------------------------------------------------------------------------------------
+
+    def append(self, record: Record) -> None:
+        """Write down a round; its time goes into a file of its own."""
+        lasting = {k: v for k, v in record.items() if k != "seconds"}
+        _append(self.path / HISTORY, lasting)
+        _append(self.path / SECONDS, {"round": record["round"], "seconds": record["seconds"]})
+
+    def rewind(self, rounds: int) -> list[Record]:
+        """Drop what was written after so many rounds; the records that stay."""
+        lines = (self.path / HISTORY).read_bytes().splitlines(keepends=True)[: rounds + 1]
+        try:
+            records: list[Record] = [json.loads(line) for line in lines]
+            whole = [record["round"] for record in records] == list(range(rounds + 1))
+        except (ValueError, KeyError, TypeError):
+            whole = False
+        if not whole:
+            raise FedsaddleError(
+                f"{self.path / HISTORY}: does not have the rounds 0 to {rounds} that the checkpoint follows; it was changed"
+            )
+        times = _seconds(self.path / SECONDS, rounds)
+        write_whole(self.path / HISTORY, b"".join(lines))
+        write_whole(
+            self.path / SECONDS, b"".join(_line({"round": r, "seconds": s}) for r, s in enumerate(times))
+        )
+        return [record | {"seconds": s} for record, s in zip(records, times, strict=True)]
+
+    # ---- checkpoints -------------------------------------------------------------------------------------
+
+    def save(self, rounds: int, data: bytes) -> None:
+        """Keep a checkpoint, and drop the oldest."""
+        folder = self.path / CHECKPOINTS
+        folder.mkdir(exist_ok=True)
+        name = f"round-{rounds:07d}.safetensors"
+        write_whole(folder / name, data)
+        entry = {"file": name, "round": rounds, "sha256": hashlib.sha256(data).hexdigest()}
+        entries = (
+            [e for e in self._index() if e["round"] < rounds][-self._keep + 1 :] if self._keep > 1 else []
+        )
+        write_whole(folder / INDEX, json.dumps([*entries, entry], indent=1).encode() + b"\n")
+        kept = {e["file"] for e in (*entries, entry)} | {INDEX}
+        for file in folder.iterdir():
+            if file.name not in kept:
+                file.unlink()
+
+    def latest(self) -> bytes:
+        """The newest checkpoint that is whole."""
+        entries = self._index()
+        for entry in reversed(entries):
+            with suppress(OSError):
+                data: bytes = (self.path / CHECKPOINTS / entry["file"]).read_bytes()
+                if hashlib.sha256(data).hexdigest() == entry["sha256"]:
+                    return data
+        if not entries:
+            raise FedsaddleError(
+                f"{self.path}: has no checkpoint; a run writes its first one after its set-up, unless checkpoint_every is 0"
+            )
+        raise FedsaddleError(
+            f"{self.path / CHECKPOINTS}: no checkpoint is as it was written; all are damaged"
+        )
+
+    def _index(self) -> list[Record]:
+        try:
+            entries = json.loads((self.path / CHECKPOINTS / INDEX).read_bytes())
+            return [e for e in entries if _plain(e["file"]) and {"round", "sha256"} <= e.keys()]
+        except FileNotFoundError:
+            return []
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise FedsaddleError(
+                f"{self.path / CHECKPOINTS / INDEX}: is not an index of checkpoints"
+            ) from None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, and a crash at any moment, finds the old one or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _settle(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise _unwritable(path, error) from error
+
+
+def _append(path: Path, record: Record) -> None:
+    try:
+        with open(path, "ab") as file:
+            file.write(_line(record))
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _line(record: Record) -> bytes:
+    return json.dumps(record).encode() + b"\n"
+
+
+def _unwritable(path: Path, error: OSError) -> FedsaddleError:
+    return FedsaddleError(f"{path}: cannot be written ({error.strerror or error})")
+
+
+def _settle(folder: Path) -> None:
+    """Make the names in a folder last through a loss of power, where the system can."""
+    with suppress(OSError, AttributeError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _seconds(path: Path, rounds: int) -> list[float]:
+    """When each record was written; what is missing or cut off took no time."""
+    times = [0.0] * (rounds + 1)
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        for line in path.read_bytes().splitlines():
+            entry = json.loads(line)
+            if 0 <= entry["round"] <= rounds:
+                times[entry["round"]] = float(entry["seconds"])
+    return times
+
+
+def _plain(name: str) -> bool:
+    """Whether a name is that of a file in the same folder."""
+    return name == os.path.basename(name) and name not in ("", ".", "..")
+
+
+def _locked(folder: Path) -> IO[bytes] | None:
+    """A lock that the system drops when this process ends, however that happens; None where it has no such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    file = open(folder / LOCK, "ab")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise FedsaddleError(
+            f"{folder}: another process is writing this run; wait for it, or stop it"
+        ) from None
+    return file
+
+
+def differing(before: Any, now: Any, path: Sequence[str] = ()) -> list[str]:
+    """The keys at which two trees of plain values differ, such as "algorithm.lr (0.1, now 0.2)"."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = dict.fromkeys([*before, *now])
+        return [d for k in keys for d in differing(before.get(k), now.get(k), (*path, str(k)))]
+    if before == now:
+        return []
+    return [f"{'.'.join(path)} ({_short(before)}, now {_short(now)})"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."

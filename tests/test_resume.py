@@ -1,0 +1,307 @@
+"""Nothing is lost: a run that was stopped goes on bit for bit, whatever stopped it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import harness
+import pytest
+import torch
+
+import fedsaddle as fs
+from fedsaddle import cli, folder
+from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.errors import Diverged, FedsaddleError
+from fedsaddle.folder import Folder, write_whole
+
+ROUNDS = 7
+ONE_EACH = {type(case.algorithm): name for name, case in reversed(harness.CASES.items())}
+
+
+def begin(name: str, out: Path, rounds: int = ROUNDS, **options: Any) -> fs.Run:
+    """The run of a case of the harness, not computed yet."""
+    case = harness.CASES[name]
+    twin = harness.TWINS[case.twin]
+    torch.manual_seed(0)
+    federation = twin.data()
+    if not federation.is_regression and "y" in federation.data:
+        classes = int(federation.data["y"].max()) + 1
+        federation = replace(federation, classes=tuple(map(str, range(classes))))
+    return fs.train(
+        twin.problem(), case.algorithm, federation, rounds=rounds, participation=case.participation,
+        batch_size=case.batching.size, sampling=case.batching.sampling, dtype="float64", eval_every=2, out=out,
+        progress=False, **options,
+    )  # fmt: skip
+
+
+def stopped(run: fs.Run, after: int) -> None:
+    """Compute some rounds, and let go of the run as a crash would."""
+    rounds = iter(run)
+    list(islice(rounds, after + 1))
+    rounds.close()  # type: ignore[attr-defined]
+
+
+def files(out: Path) -> dict[str, bytes]:
+    """What must be equal to the last bit."""
+    names = ["history.jsonl", *(f"checkpoint/{p.name}" for p in (out / "checkpoint").iterdir())]
+    return {name: (out / name).read_bytes() for name in names}
+
+
+def same(a: Path, b: Path) -> None:
+    ours, theirs = files(a), files(b)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert ours[name] == theirs[name], name
+
+
+def test_every_algorithm_has_a_case() -> None:
+    assert set(ONE_EACH) >= set(ALGORITHMS.values())
+
+
+@pytest.mark.parametrize("name", harness.CASES)
+def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
+    begin(name, tmp_path / "whole").finish()
+    stopped(begin(name, tmp_path / "cut"), after=5)  # the checkpoint is that of round 4
+    begin(name, tmp_path / "cut", resume=True).finish()
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("name", ONE_EACH.values(), ids=[kind.__name__ for kind in ONE_EACH])
+def test_serial_and_twice(name: str, tmp_path: Path) -> None:
+    begin(name, tmp_path / "whole", engine="serial").finish()
+    stopped(begin(name, tmp_path / "cut", engine="serial", checkpoint_every=1), after=2)
+    stopped(begin(name, tmp_path / "cut", engine="serial", checkpoint_every=1, resume=True), after=2)
+    begin(name, tmp_path / "cut", engine="serial", checkpoint_every=1, resume=True).finish()
+    assert (tmp_path / "whole/history.jsonl").read_bytes() == (tmp_path / "cut/history.jsonl").read_bytes()
+    last = sorted((tmp_path / "whole/checkpoint").glob("*.safetensors"))[-1].name
+    assert (tmp_path / "whole/checkpoint" / last).read_bytes() == (
+        tmp_path / "cut/checkpoint" / last
+    ).read_bytes()
+
+
+def test_a_finished_run_is_resumed_to_more_rounds(tmp_path: Path) -> None:
+    begin("codasca", tmp_path / "whole", rounds=8).finish()
+    begin("codasca", tmp_path / "cut", rounds=4).finish()
+    with pytest.raises(FedsaddleError, match=r"described differently .*train\.rounds \(4, now 8\).*--allow"):
+        begin("codasca", tmp_path / "cut", rounds=8, resume=True).finish()
+    begin("codasca", tmp_path / "cut", rounds=8, resume=True, allow=True).finish()
+    whole, cut = (files(tmp_path / k)["history.jsonl"] for k in ("whole", "cut"))
+    assert whole == cut
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    stopped(begin("codasca", tmp_path), after=3)
+    case = harness.CASES["codasca"]
+    other = harness.binary(seed=1)
+    with pytest.raises(FedsaddleError, match=r"federation\.fingerprint"):
+        fs.train(
+            harness.TWINS[case.twin].problem(), case.algorithm, other, rounds=ROUNDS, participation=case.participation,
+            batch_size=case.batching.size, dtype="float64", eval_every=2, out=tmp_path, resume=True,
+        ).finish()  # fmt: skip
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
+    begin("codasca", tmp_path / "whole").finish()
+    stopped(begin("codasca", tmp_path / "cut"), after=5)
+    newest = tmp_path / "cut/checkpoint/round-0000004.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-8] + b"otherwise"[:8])
+    run = begin("codasca", tmp_path / "cut", resume=True)
+    assert next(iter(run))["round"] == 3
+    run.finish()
+    same(tmp_path / "whole", tmp_path / "cut")
+    for file in (tmp_path / "cut/checkpoint").glob("*.safetensors"):
+        file.write_bytes(b"")
+    with pytest.raises(FedsaddleError, match="all are damaged"):
+        begin("codasca", tmp_path / "cut", resume=True).finish()
+
+
+def test_what_was_written_after_the_checkpoint_is_dropped(tmp_path: Path) -> None:
+    begin("codasca", tmp_path / "whole").finish()
+    stopped(begin("codasca", tmp_path / "cut"), after=5)
+    with open(tmp_path / "cut/history.jsonl", "ab") as file:
+        file.write(b'{"round": 6, "pha')  # cut off in the middle
+    (tmp_path / "cut/checkpoint/round-0000006.safetensors.tmp").write_bytes(b"half")
+    begin("codasca", tmp_path / "cut", resume=True).finish()
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_history_that_was_changed_is_refused(tmp_path: Path) -> None:
+    stopped(begin("codasca", tmp_path), after=5)
+    (tmp_path / "history.jsonl").write_text('{"round": 1}\n')
+    with pytest.raises(FedsaddleError, match="does not have the rounds 0 to 4"):
+        begin("codasca", tmp_path, resume=True).finish()
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    stopped(begin("codasca", tmp_path), after=3)
+    first = iter(begin("codasca", tmp_path, resume=True))
+    next(first)
+    with pytest.raises(FedsaddleError, match="another process is writing this run"):
+        begin("codasca", tmp_path, resume=True).finish()
+    first.close()  # type: ignore[attr-defined]
+    begin("codasca", tmp_path, resume=True).finish()
+
+
+def test_a_full_disk_is_one_line_and_the_checkpoint_before_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin("codasca", tmp_path / "whole").finish()
+    real, full = os.fsync, []
+
+    def fsync(handle: int) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(folder.os, "fsync", fsync)
+    run = begin("codasca", tmp_path / "cut")
+    rounds = iter(run)
+    list(islice(rounds, 5))
+    full.append(True)
+    with pytest.raises(FedsaddleError, match=r"cannot be written \(No space left on device\)") as error:
+        run.finish()
+    assert error.value.__notes__ == [f"fedsaddle resume {tmp_path / 'cut'} goes on after round 4"]
+    assert not list((tmp_path / "cut").rglob("*.tmp"))
+    full.clear()
+    begin("codasca", tmp_path / "cut", resume=True).finish()
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_write_whole_keeps_the_old_file(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    write_whole(file, b"old")
+    (tmp_path / "a.tmp").mkdir()  # cannot be opened
+    with pytest.raises(FedsaddleError, match="cannot be written"):
+        write_whole(file, b"new")
+    assert file.read_bytes() == b"old"
+
+
+def test_an_index_that_points_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    stopped(begin("codasca", tmp_path), after=3)
+    index = tmp_path / "checkpoint/index.json"
+    entries = json.loads(index.read_text())
+    index.write_text(json.dumps([e | {"file": "../history.jsonl"} for e in entries]))
+    with pytest.raises(FedsaddleError, match="has no checkpoint"):
+        Folder(tmp_path, resume=True).latest()
+
+
+# ------------------------------------------------------------------------------------------------- divergence
+
+
+def test_divergence_names_round_phase_and_client_and_the_way_back(tmp_path: Path) -> None:
+    federation = fs.quadratic_federation(clients=4, samples=3)
+    federation.data[next(iter(federation.data))][federation.offsets[2]] = torch.nan
+    run = fs.train(
+        fs.QuadraticSaddle(), fs.CODASCA(lr=0.05, local_steps=2), federation, rounds=4, out=tmp_path, progress=False,
+        batch_size=None, eval_every=1,
+    )  # fmt: skip
+    with pytest.raises(
+        Diverged, match=r"round 1, what client 2 answers to drift_corrected_steps is not finite"
+    ):
+        run.finish()
+    (note,) = run._error.__notes__  # type: ignore[union-attr]
+    assert note == f"fedsaddle resume {tmp_path} goes on after round 0"
+
+
+def test_the_guard_halves_the_step_and_goes_on(tmp_path: Path) -> None:
+    federation = fs.quadratic_federation(clients=4)
+
+    def run(lr: float, **options: Any) -> fs.Run:
+        algorithm = fs.LocalSGDA(lr=lr, local_steps=5)
+        return fs.train(fs.QuadraticSaddle(), algorithm, federation, rounds=40, progress=False, **options)
+
+    with pytest.raises(Diverged):
+        run(8.0).finish()
+    with pytest.warns(UserWarning, match=r"guard: back to round \d+, lr is 4 now"):
+        guarded = run(8.0, guard=10, out=tmp_path).finish()
+    lr = guarded.algorithm.lr  # type: ignore[attr-defined]
+    assert lr in (8.0 / 2**k for k in range(1, 11))
+    rounds = [json.loads(line)["round"] for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert rounds == list(range(41))
+    assert torch.isfinite(guarded.z).all()
+    with pytest.raises(Diverged):
+        run(8.0, guard=1).finish()
+
+
+# ------------------------------------------------------------------------------------- processes that are killed
+
+CONFIG = """
+[data]
+name = "breast_cancer"
+test = 0.25
+[partition]
+name = "dirichlet"
+clients = 6
+min_per_class = 2
+[model]
+name = "linear"
+[problem]
+name = "auc"
+[algorithm]
+name = "codasca"
+lr = 0.05
+local_steps = 3
+[train]
+rounds = 400
+eval_every = 20
+"""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "fedsaddle", *arguments]
+
+
+def test_ctrl_c_ends_after_the_round_and_resume_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.toml").write_text(CONFIG)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert cli._main(["run", str(tmp_path / "a.toml"), "--out", str(whole), "--quiet"]) == 0
+    process = subprocess.Popen(
+        command("run", str(tmp_path / "a.toml"), "--out", str(cut), "--quiet"),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    history = cut / "history.jsonl"
+    while process.poll() is None and not (history.exists() and history.read_bytes().count(b"\n") > 5):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert said.startswith("fedsaddle: interrupted; fedsaddle resume") and said.count("\n") == 1
+    done = history.read_bytes().count(b"\n") - 1
+    assert 5 <= done < 400 and f"goes on after round {done}" in said
+    assert cli._main(["resume", str(cut), "--quiet"]) == 0
+    same(whole, cut)
+    assert (whole / "model.safetensors").read_bytes() == (cut / "model.safetensors").read_bytes()
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["resume", "nowhere"], "nowhere/config.toml: No such file"),
+        (["resume", "empty"], "empty/config.toml: No such file"),
+    ],
+)
+def test_bad_folders(
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert cli._main(arguments) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
