@@ -305,3 +305,15 @@ def test_bad_folders(
     assert cli._main(arguments) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
+
+
+def test_kills_at_random_moments() -> None:
+    """A few of what `python tests/kill.py` does a hundred times."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "kill.py"), "--kills", "8"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("8 of 8 kills survived")

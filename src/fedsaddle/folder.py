@@ -53,6 +53,7 @@ class Folder:
     def __enter__(self) -> Folder:
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(self.path)
+        self._tidy()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -100,9 +101,14 @@ class Folder:
             [e for e in self._index() if e["round"] < rounds][-self._keep + 1 :] if self._keep > 1 else []
         )
         write_whole(folder / INDEX, json.dumps([*entries, entry], indent=1).encode() + b"\n")
-        kept = {e["file"] for e in (*entries, entry)} | {INDEX}
-        for file in folder.iterdir():
-            if file.name not in kept:
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove checkpoints that are not in the index, and what a crash has left half written."""
+        kept = {INDEX, *(entry["file"] for entry in self._index())}
+        unlisted = [f for f in self.path.glob(f"{CHECKPOINTS}/*") if f.name not in kept]
+        for file in (*unlisted, *self.path.glob("*.tmp")):
+            with suppress(OSError):
                 file.unlink()
 
     def latest(self) -> bytes:
