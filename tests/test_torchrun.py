@@ -56,6 +56,9 @@ CASES: dict[str, tuple[str, fs.Participation, dict[str, Any]]] = {
 }
 
 
+RESUMED = ("codasca, 3 of 7", "scaffold, failures", "cycp_pairwise, cyclic")
+
+
 def federation() -> fs.Federation:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((sum(SIZES), 5)), rng.integers(0, 2, sum(SIZES))
@@ -96,6 +99,14 @@ def program(out: Path) -> None:
         done[case] = {"z": run.z.tolist(), "records": records(run), "traffic": traffic(run)}
         done[case]["spent"] = run.clients.spent
         done[case]["rows"] = len(run.clients.data["x"])
+
+    for case in RESUMED:
+        rounds = iter(start(case, "torchrun", out=out / "resumed" / case, checkpoint_every=2))
+        for _ in range(6):
+            next(rounds)
+        rounds.close()  # type: ignore[attr-defined]
+        run = start(case, "torchrun", out=out / "resumed" / case, checkpoint_every=2, resume=True)
+        done[f"{case}: resumed"] = {"z": run.z.tolist(), "records": records(run), "traffic": traffic(run)}
 
     for case in ("codasca, full", "coda, full"):
         done[f"{case}: work"] = said(lambda case=case: start(case, "torchrun", model=Broken(rank == 1)))
@@ -200,6 +211,13 @@ def test_two_processes_compute_what_one_does(done: list[dict[str, Any]], case: s
     assert set(first["spent"]) == {"work", "evaluation", "waiting", "communication"}
 
 
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_resumed_run_is_the_uninterrupted_one(done: list[dict[str, Any]], case: str) -> None:
+    for of_rank in done:
+        resumed = of_rank[f"{case}: resumed"]
+        assert resumed == {k: of_rank[case][k] for k in resumed}
+
+
 def test_some_case_has_rounds_with_nobody_and_failures(done: list[dict[str, Any]]) -> None:
     nobody = done[0]["codasca, some rounds with nobody"]["records"]
     assert any(r["participants"] == 0 for r in nobody[1:]) and any(r["participants"] > 1 for r in nobody[1:])
@@ -213,8 +231,8 @@ def test_an_error_on_one_process_is_raised_on_all(done: list[dict[str, Any]]) ->
         assert kind == "ClientWorkError" and "_steps failed in round 4, phase 0, 3 clients: " in text
         assert text.endswith("RuntimeError: the model fails here")
         assert first[f"{case}: work"] == f"FedsaddleError: process 1 of 2: {text}"
-    assert first["writing"].startswith("IsADirectoryError")
-    assert second["writing"].startswith("FedsaddleError: process 0 of 2: IsADirectoryError: ")
+    assert first["writing"].endswith("history.jsonl: cannot be written (Is a directory)")
+    assert second["writing"].startswith("FedsaddleError: process 0 of 2: ")
     assert first["evaluation"] == "RuntimeError: too many"
     assert second["evaluation"] == "FedsaddleError: process 0 of 2: RuntimeError: too many"
     assert first["diverged"] == second["diverged"]
@@ -228,7 +246,7 @@ CONFIG = {
     "model": {"name": "linear"},
     "problem": {"name": "auc"},
     "algorithm": {"name": "codasca", "lr": 0.05, "local_steps": 2},
-    "train": {"rounds": 20, "batch_size": 8, "engine": "torchrun", "eval_every": 20},
+    "train": {"rounds": 20, "batch_size": 8, "engine": "torchrun", "eval_every": 20, "checkpoint_every": 1},
 }
 BROKEN = """
 import os, signal
@@ -266,14 +284,14 @@ def test_the_command_writes_one_folder_prints_once_and_says_an_error_once(tmp_pa
     )
     ended = torchrun("both.py", cwd=tmp_path)
     assert ended.stdout.count("tiny: CODASCA on AUC, 4 clients") == 1, ended.stderr
-    assert ended.stdout.count("runs/tiny: config.toml, history.jsonl, result.json, model.safetensors") == 1
+    assert ended.stdout.count("runs/tiny: config.toml, history.jsonl, checkpoint, result.json, model.safetensors") == 1
     assert len((tmp_path / "runs/tiny/history.jsonl").read_text().splitlines()) == 21
     assert json.loads((tmp_path / "runs/tiny/result.json").read_text())["seconds"]["communication"] > 0
     assert ended.returncode != 0
     assert "broken" not in ended.stdout
     (said,) = own_lines(ended.stderr)
     assert "process 1 of 2: drift_corrected_steps failed in round " in said
-    assert said.endswith("RuntimeError: the model fails here; the rounds before that are in runs/broken")
+    assert said.endswith("RuntimeError: the model fails here; fedsaddle resume runs/broken goes on after round 2")
     assert {folder.name for folder in (tmp_path / "runs").iterdir()} == {"tiny", "broken"}
 
 
@@ -285,6 +303,14 @@ def test_a_process_that_dies_ends_all(tmp_path: Path) -> None:
     said = own_lines(ended.stderr)  # none, when torchrun stops the survivor before it has spoken
     assert len(said) <= 1 and all("process 0: lost contact with the other processes" in line for line in said)
     assert not (tmp_path / "runs/broken/result.json").exists()
+    write_broken(tmp_path, "pass")
+    assert json.loads((tmp_path / "runs/broken/checkpoint/index.json").read_text())[-1]["round"] > 0
+    resumed = torchrun("-m", "fedsaddle", "resume", "runs/broken", "--quiet", cwd=tmp_path)
+    assert (resumed.returncode, resumed.stdout) == (0, "runs/broken\n"), resumed.stderr
+    whole = torchrun("-m", "fedsaddle", "run", "broken.toml", "--out", "whole", "--quiet", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    for file in ("history.jsonl", "model.safetensors"):
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "runs/broken" / file).read_bytes()
 
 
 # --------------------------------------------------------------------------------------- in this process

@@ -446,6 +446,8 @@ class Run:
 
     def _blamed(self, error: Diverged, before: Any, r: int) -> Diverged:
         """The error, or one that names the phase and the client: the round is computed again under watch."""
+        if self.machine.name == "torchrun":  # whose processes would name different clients
+            return error
         self.clients.rollback()
         self.clients.begin(r)
         self.clients.watched = True
