@@ -41,8 +41,9 @@ class Request(NamedTuple):
 
     def record(self) -> RecordDict:
         small = len(self.shared) <= _SMALL
-        own = {"head": json.dumps(self.head), "body": self.own} | ({"shared": self.shared} if small else {})
-        records = {"own": ConfigRecord(own)}
+        records = {"own": ConfigRecord({"head": json.dumps(self.head), "body": self.own})}
+        if small:
+            records["own"]["shared"] = self.shared
         for name, body in (("shared", b"" if small else self.shared), ("session", self.session)):
             if body:
                 records[name] = ConfigRecord({"body": body})
