@@ -351,8 +351,9 @@ def test_more_sites_that_do_not_fit(tmp_path: Path) -> None:
     refused("positive='yes' never occurs in y: choose from 'no'", lambda: agree([site.summary()]))
     site = Site.load(write(tmp_path, "a", patients(0), drop=[]))
     refused("column 'id' has no value that enough rows of a site share", lambda: agree([site.summary()]))
-    broken = {**one, "mean": torch.full((4,), torch.nan).double()}
-    refused("site 'a' sent statistics that are not finite", lambda: agree([broken]))
+    for mean in (torch.full((4,), torch.nan), torch.zeros(3)):
+        broken = {**one, "mean": mean.double()}
+        refused("site 'a' sent statistics that are too few or not", lambda b=broken: agree([b]))
     frames = {"a": patients(0), "b": patients(1).assign(died="no")}
     sites = []
     for name, frame in frames.items():
@@ -403,9 +404,11 @@ def test_where_things_are(tmp_path: Path) -> None:
     assert [finding.split(":")[0] for finding in check(tmp_path / "a.toml")] == ["nam", "name", "data"]
     np.savez(tmp_path / "x.npz", x=np.ones((2, 1)), y=[0, 1])
     file = write(tmp_path, "x", None, file="x.npz")
-    refused("data.drop: x.npz has no named columns; leave it out", lambda: Site.load(file).rows)
+    refused("data.label: x.npz has no named columns; leave it out", lambda: Site.load(file).rows)
     alike = patients(0, 9).assign(age=1, lactate=1, pressure=1, ward="east")  # all rows have one hash
     site = Site.load(write(tmp_path, "t", alike, test=0.99))
+    bare = Site.load(write(tmp_path, "u", patients(0)[["id", "died"]]))
+    refused("u.csv has no features beside the label", lambda: bare.rows)
     refused("t.csv leaves no rows to train on: lower data.valid and data.test", lambda: site.rows)
 
 

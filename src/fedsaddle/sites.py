@@ -303,8 +303,7 @@ def agree(summaries: Sequence[Mapping[str, Tensor]]) -> Message:
 
     Returns:
         "n", training rows of all; "shift" and "width" [C], by which numeric columns are scaled; "labels", rows of each
-        class; "head": columns, categories, label values and class names. With two sites or more, no number in it is
-        about one site alone.
+        class; "head": columns, categories, label values and class names.
     """
     if not summaries:
         raise FedsaddleError("no site has sent its summary: start at least one")
@@ -330,15 +329,13 @@ def agree(summaries: Sequence[Mapping[str, Tensor]]) -> Message:
     for head, s in zip(heads, summaries, strict=True):
         # a range that nobody needs is not sent
         own = _Moments(*(s.get(k, s["mean"]) for k in _Moments._fields))
+        if any(len(v) != head["shape"][0] or not v.isfinite().all() for v in own[1:]):
+            raise FedsaddleError(
+                f"site {head['site']!r} sent statistics that are too few or not finite: check its data"
+            )
         order = [head["columns"].index(c) for c in first["columns"]] or list(range(len(own.mean)))
         blank = shape[0] - len(own.mean) if head["kind"] == "libsvm" else 0
         own = _Moments(own.size, *(torch.nn.functional.pad(v[order], (0, blank)) for v in own[1:]))
-        if not all(v.isfinite().all() for v in own) or len(own.mean) != len(
-            moments[0].mean if moments else own.mean
-        ):
-            raise FedsaddleError(
-                f"site {head['site']!r} sent statistics that are not finite or too few: check its data"
-            )
         moments.append(own)
     total = moments[0]
     for own in moments[1:]:
