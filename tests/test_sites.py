@@ -85,6 +85,18 @@ def test_scaling_is_that_of_pooled_data(tmp_path: Path) -> None:
     assert not x[:, 3].any()
 
 
+@pytest.mark.parametrize("value", [0.1, -1 / 3, 1e8 + 0.1, 7e-300])
+def test_a_constant_column_is_zero_whatever_its_mean_rounds_to(tmp_path: Path, value: float) -> None:
+    sites = []
+    for n in (3, 49, 1001):
+        np.savez(tmp_path / f"{n}.npz", x=np.full((n, 1), value), y=np.arange(n) % 2)
+        (tmp_path / f"{n}.toml").write_text(f'name = "{n}"\n[data]\nfile = "{n}.npz"\n')
+        sites.append(Site.load(tmp_path / f"{n}.toml"))
+    constants = agree([s.summary() for s in sites])
+    assert constants["width"].tolist() == [1.0]
+    assert not any(s.federation(constants, torch.float64).data["x"].any() for s in sites)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
@@ -171,6 +183,7 @@ def test_columns_may_come_in_any_order(tmp_path: Path) -> None:
     a, b = (s.federation(constants) for s in sites)
     assert torch.equal(a.data["x"], b.data["x"])
     assert a.feature_names == b.feature_names
+    torch.testing.assert_close(constants["shift"], agree([sites[0].summary()])["shift"], rtol=1e-12, atol=0)
 
 
 def test_a_site_with_one_class_takes_part(tmp_path: Path) -> None:
@@ -244,6 +257,11 @@ def test_what_leaves_is_about_training_rows_alone(tmp_path: Path) -> None:
     assert set(summary) == {"head", "n", "size", "mean", "rest", "m2", "labels"}
     assert all(v.dtype == torch.float64 for k, v in summary.items() if k != "head")
     assert sum(v.numel() for k, v in summary.items() if k != "head") == 2 + 3 * 4 + 2  # of 200 rows of 7
+    by_id = {"test": 0.5, "together": "id", "drop": []}
+    held = Site.load(write(tmp_path, "b", patients(0), **by_id)).rows.part == 2
+    frame = patients(0).assign(ward=np.where(held, "night", patients(0)["ward"]))
+    head = Site.load(write(tmp_path, "b", frame, **by_id)).summary()["head"]
+    assert held.sum() > 50 and b"night" not in bytes(head.numpy())
     unit = Site.load(write(tmp_path, "a", patients(0), test=0.5, scale="unit")).summary()
     assert unit["max"][0] == train["age"].max()
     assert "from 20 to" in in_words(unit)[1]

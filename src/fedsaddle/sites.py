@@ -478,15 +478,11 @@ def _moments(x: Array) -> _Moments:
         deviation = v - mean.unsqueeze(1)
         n = torch.tensor([v.shape[1]], dtype=torch.float64)
         rest = deviation.mean(1)
-        m2 = ((deviation - rest.unsqueeze(1)) ** 2).sum(1)
+        m2 = ((deviation - rest.unsqueeze(1)) ** 2).sum(1)  # of equal numbers exactly 0
         own = _Moments(n, mean, rest, m2, v.amin(1), v.amax(1))
         total = own if total is None else total.merged(own)
     assert total is not None
-    constant = total.min == total.max  # then exactly so
-    mean, rest, m2 = (
-        torch.where(constant, a, b) for a, b in ((total.min, total.mean), (0.0, total.rest), (0.0, total.m2))
-    )
-    return total._replace(mean=mean, rest=rest, m2=m2)
+    return total
 
 
 def _scaled(x: Array, shift: Tensor, width: Tensor, dtype: torch.dtype) -> Tensor:
