@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.preprocessing import StandardScaler
 
+import fedsaddle as fs
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
+from fedsaddle.histograms import federated_auc
 from fedsaddle.sites import Site, agree, check, in_words
 from fedsaddle.toml import to_toml
 
@@ -267,6 +270,34 @@ def test_what_leaves_is_about_training_rows_alone(tmp_path: Path) -> None:
     assert "from 20 to" in in_words(unit)[1]
     text = "\n".join(in_words(summary))
     assert "column 'age': mean" in text and "label 'positive':" in text and "P0-" not in text
+
+
+def joined(parts: list[Federation]) -> Federation:
+    """The clients of several federations, for simulation."""
+    data = {k: torch.cat([p.data[k] for p in parts]) for k in ("x", "y")}
+    offsets = torch.tensor([0, *(p.n_samples for p in parts)]).cumsum(0)
+    return Federation(data, offsets, tuple(name for p in parts for name in p.names), parts[0].classes)
+
+
+def test_sites_train_together_and_are_evaluated_without_pooling(tmp_path: Path) -> None:
+    sites = three(
+        tmp_path,
+        lambda f: f.assign(died=np.where(f["age"] + 20 * (f["ward"] == "icu") > 75, "yes", "no")),
+        test=0.3,
+    )
+    constants = agree([s.summary() for s in sites])
+    made = [s.federation(constants) for s in sites]
+    tests = [m.test for m in made if m.test is not None]
+    federation = dataclasses.replace(joined(made), test=joined(tests))
+    torch.manual_seed(0)
+    problem = fs.AUC(torch.nn.Linear(len(made[0].feature_names), 1))
+    run = fs.train(problem, fs.CODASCA(lr=0.1, local_steps=5), federation, rounds=20)
+    with torch.no_grad():
+        scored = [(run.model(t.data["x"]).squeeze(-1), t.data["y"] == 1) for t in tests]
+    (auc, bound), own = federated_auc(scored)
+    assert run.metrics["auc"] > 0.9
+    assert abs(auc - run.metrics["auc"]) <= bound + 1e-12 <= 1e-3
+    assert own == pytest.approx(run.by_client["auc"])
 
 
 # --------------------------------------------------------------------------------------------------- other files
