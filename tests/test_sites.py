@@ -493,7 +493,7 @@ def test_check_finds_nothing_at_a_sound_site_and_everything_at_a_bad_one(tmp_pat
         "training rows are few",
         "column 'constant' is 0.1 in all training rows",
         "column 'id' is text and none of its 30 values has 5 training rows",
-        'positive = "no" never occurs at this site',
+        "positive = \"no\" never occurs at this site: did you mean 'No'?",
         "all rows are of one class",
     ):
         assert part in text

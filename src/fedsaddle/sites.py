@@ -36,10 +36,10 @@ import torch
 from torch import Tensor
 
 from fedsaddle import ingest
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, did_you_mean
 from fedsaddle.federation import Federation, shift_and_width
 from fedsaddle.ingest import short, text_of
-from fedsaddle.keys import Key, Tree, checked, did_you_mean, keys_of, mistakes
+from fedsaddle.keys import Key, Tree, checked, keys_of, mistakes
 from fedsaddle.toml import quoted
 
 Array = npt.NDArray[Any]
