@@ -97,7 +97,9 @@ class Part:
         return {"n": torch.tensor([float(self.whole.sizes[self.number])])}
 
     def federation(self, constants: Mapping[str, Tensor]) -> fs.Federation:
-        return _only(self.whole, [self.number])
+        own = _only(self.whole, [self.number])
+        held = {k: _only(part, [self.number]) for k in ("test", "valid") if (part := getattr(self.whole, k))}
+        return dataclasses.replace(own, **held)
 
 
 class Fleet(Grid):
@@ -175,7 +177,7 @@ def deployed(
 ) -> fs.Run:
     """The run of a config at the sites of a fleet."""
     whole = fleet.sites[0].whole
-    post = Post(fleet, {site.name: b"%d" % i for i, site in enumerate(fleet.sites)}, interval=0.01)
+    post = Post(fleet, {site.name: b"%d" % i for i, site in enumerate(fleet.sites)}, interval=0.01, look=0.02)
     setup = Config(config).build(whole)
     engine = Deployment(post, run, json.dumps(config), {}, timeout, quorum)
     return fs.train(

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("flwr")
 
+from fedsaddle.algorithms import codasca
+from fedsaddle.deploy.protocol import Reply, Request
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.wire import pack, unpack
 from tests.fleet import CASES, MORE, Fleet, deployed, federation, simulated, tree
 
 
@@ -21,3 +28,232 @@ def test_a_deployment_computes_what_the_simulation_computes(case: str, tmp_path:
     assert run.z.ne(simulated(whole, tree(case, rounds=1)).z).any()
     for counted in ("phases", "bytes_down", "bytes_up", "failures", "participants"):
         assert run.metrics[counted] == reference.metrics[counted]
+
+
+def test_metrics_come_from_the_sites(tmp_path: Path) -> None:
+    whole, config = federation((40, 60, 30, 50)).holdout(0.3), tree("codasca")
+    run, reference = deployed(Fleet(whole, tmp_path), config), simulated(whole, config)
+    got, want = run.metrics, reference.metrics
+    assert got["auc"] == pytest.approx(want["auc"], abs=got["auc_bound"] + 1e-6) and got["auc_bound"] <= 1e-3
+    for name in ("auc_clients", "auc_worst20", "auc_best20", "auc_std", "single_class_clients"):
+        assert got[name] == pytest.approx(want[name], abs=1e-6)
+    config = tree("scaff_pd")
+    got, want = deployed(Fleet(whole, tmp_path), config, "other").metrics, simulated(whole, config).metrics
+    for name in ("loss", "accuracy", "train_accuracy", "accuracy_clients", "accuracy_worst20"):
+        assert got[name] == pytest.approx(want[name], abs=1e-6)
+
+
+def test_a_part_sent_once_is_sent_once(tmp_path: Path) -> None:
+    fleet = Fleet(federation(), tmp_path)
+    deployed(fleet, tree("codasca")).finish()  # stages of 2 rounds, in 3 rounds: two prox centres
+    sent = [
+        b"once drift_corrected_steps 0" in r.shared
+        for i, r in fleet.requests
+        if i == 0 and _is_work(r, "drift")
+    ]
+    assert sent == [True, False, True]
+    sessions = [bool(r.session) for i, r in fleet.requests if i == 0]
+    assert sessions[0] and not any(sessions[1:])
+
+
+# ---- faults ------------------------------------------------------------------------------------------------
+
+
+def _is_work(request: Request, name: str, round: int | None = None) -> bool:
+    return name in request.head.get("work", "") and round in (None, request.head["round"])
+
+
+def without(site: int, rounds: int = 3, missing: int = 1) -> dict[str, Any]:
+    """A participation in which a site is not there in one round."""
+    return {
+        "name": "trace",
+        "rounds": [[i for i in range(4) if i != site or r != missing] for r in range(rounds)],
+    }
+
+
+BAD: dict[str, tuple[Any, str]] = {  # what arrives in place of a reply, and what is said of it
+    "nothing": (lambda reply: [], "no answer in 0.3 seconds"),
+    "NaN": (lambda reply: [_changed(reply, lambda z: z * float("nan"))], "z has 9 of 9 numbers that are not finite"),
+    "infinity": (lambda reply: [_changed(reply, lambda z: z + float("inf"))], "not finite"),
+    "wrong shape": (lambda reply: [_changed(reply, lambda z: z[:, :-1])], "gives .* at the other sites, got"),
+    "two rows": (lambda reply: [_changed(reply, lambda z: z.repeat(2, 1))], r"must be a row .* \[2, 9\]"),
+    "integers": (lambda reply: [_changed(reply, lambda z: z.long())], "must be a row of real numbers"),
+    "an old round": (lambda reply: [Reply(reply.head | {"round": 0}, reply.body)], "it is for round 0, phase 0"),
+    "another phase": (lambda reply: [Reply(reply.head | {"phase": 7}, reply.body)], "it is for round 1, phase 7"),
+    "another run": (lambda reply: [Reply(reply.head | {"run": "x"}, reply.body)], "it is for run 'x'"),
+    "no bytes": (lambda reply: [Reply(reply.head)], "not a message"),
+    "noise": (lambda reply: [Reply(reply.head, b"\x10" * 100)], "not a message"),
+    "another class": (
+        lambda reply: [Reply(reply.head, reply.body.replace(b"codasca:Up", b"codasca:Us"))],
+        "none of the classes that are accepted",
+    ),
+    "refusal": (lambda reply: [Reply(reply.head | {"status": "refused", "reason": "disk full"})], "disk full"),
+}  # fmt: skip
+
+
+def _changed(reply: Reply, change: Any) -> Reply:
+    up = unpack(reply.body, {"fedsaddle.algorithms.codasca:Up": codasca.Up})
+    return Reply(reply.head, pack(up._replace(z=change(up.z))))
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_reply_is_left_out_and_recorded(bad: str, tmp_path: Path) -> None:
+    arrives, reason = BAD[bad]
+    whole = federation()
+
+    def fault(i: int, request: Request, reply: Reply) -> list[Reply]:
+        return arrives(reply) if i == 2 and _is_work(request, "drift", 1) else [reply]
+
+    run = deployed(Fleet(whole, tmp_path, fault), tree("codasca"), timeout=0.3)
+    reference = simulated(whole, tree("codasca") | {"participation": without(2)})
+    torch.testing.assert_close(run.z, reference.z, rtol=0, atol=1e-6)
+    (left,) = run.records[2]["left_out"]
+    assert left["site"] == "site2" and left["phase"] == "drift_corrected_steps"
+    assert re.search(reason, left["reason"]), left["reason"]
+    assert (
+        "left_out" not in run.records[1] and "left_out" not in run.records[3] and run.metrics["failures"] == 1
+    )
+
+
+def test_answering_twice_counts_once(tmp_path: Path) -> None:
+    whole = federation()
+    run = deployed(Fleet(whole, tmp_path, lambda i, request, reply: [reply, reply]), tree("codasca"))
+    torch.testing.assert_close(run.z, simulated(whole, tree("codasca")).z, rtol=0, atol=1e-6)
+    assert run.metrics["failures"] == 0
+
+
+def test_who_misses_a_phase_is_not_asked_again_in_the_round(tmp_path: Path) -> None:
+    whole = federation()
+
+    def fault(i: int, request: Request, reply: Reply) -> list[Reply]:
+        return [] if i == 1 and _is_work(request, "losses_and_gradients", 1) else [reply]
+
+    fleet = Fleet(whole, tmp_path, fault)
+    run = deployed(fleet, tree("scaff_pd"), timeout=0.3)
+    reference = simulated(whole, tree("scaff_pd") | {"participation": without(1)})
+    torch.testing.assert_close(run.z, reference.z, rtol=0, atol=1e-6)
+    assert [left["reason"] for left in run.records[2]["left_out"]] == [
+        "no answer in 0.3 seconds",
+        "missed an earlier phase of the round",
+    ]
+    assert not any(i == 1 and _is_work(r, "corrected_steps", 1) for i, r in fleet.requests)
+
+
+@pytest.mark.parametrize("case", ["codasca", "scaff_pd", "ffmdr"])
+def test_a_round_without_quorum_is_undone(case: str, tmp_path: Path) -> None:
+    """What its first phase wrote to the sites' memory is undone too."""
+    whole = federation()
+    work = {"codasca": "drift", "scaff_pd": "corrected_steps", "ffmdr": "algorithm."}[case]
+
+    def fault(i: int, request: Request, reply: Reply) -> list[Reply]:
+        return [] if i == 1 and _is_work(request, work, 1) else [reply]
+
+    run = deployed(Fleet(whole, tmp_path, fault), tree(case), timeout=0.3, quorum=1.0)
+    nobody = {"name": "trace", "rounds": [[0, 1, 2, 3], [], [0, 1, 2, 3]]}
+    reference = simulated(whole, tree(case) | {"participation": nobody})
+    torch.testing.assert_close(run.z, reference.z, rtol=0, atol=1e-6)
+    assert run.records[2]["left_out"][0]["site"] == "site1"
+
+
+@pytest.mark.parametrize("case", ["codasca", "scaff_pd", "ffmdr", "cycp_pairwise", "fedxl2"])
+def test_a_site_restarted_in_the_middle_of_its_work_is_asked_again(case: str, tmp_path: Path) -> None:
+    whole, lost = federation(), []
+
+    def fault(i: int, request: Request, reply: Reply) -> list[Reply]:
+        last = request.head["action"] == "work" and request.head["round"] >= 1
+        if i == 2 and last and len(lost) < 3 and request.head not in lost:
+            lost.append(request.head)
+            fleet.restart(2)  # what it held in memory is gone, what it had written is there
+            return []
+        return [reply]
+
+    fleet = Fleet(whole, tmp_path, fault)
+    run = deployed(fleet, tree(case))
+    torch.testing.assert_close(run.z, simulated(whole, tree(case)).z, rtol=0, atol=1e-6)
+    assert len(lost) >= 2 and run.metrics["failures"] == 0
+
+
+def test_a_site_without_its_memory_says_so_and_is_left_out(tmp_path: Path) -> None:
+    fleet = Fleet(federation(), tmp_path)
+    run = deployed(fleet, tree("codasca", rounds=2))
+    records = iter(run)
+    next(records), next(records)
+    for file in (tmp_path / "site1" / "run1").iterdir():
+        file.unlink()
+    fleet.restart(1)
+    (left,) = next(records)["left_out"]
+    assert left["site"] == "site1" and "has lost its memory of round 1" in left["reason"]
+
+
+def test_work_that_fails_at_every_site_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+    config = tree("ffmdr")
+    config["algorithm"] |= {"solver": "exact"}
+    config["model"] = {"name": "mlp", "hidden": [3]}
+    with pytest.raises(FedsaddleError, match="no site could do it: site0: FFMDR: solver 'exact' needs"):
+        deployed(Fleet(federation(), tmp_path), config).finish()
+
+
+def test_set_up_needs_every_site(tmp_path: Path) -> None:
+    fleet = Fleet(federation(), tmp_path)
+    del fleet.online[3]
+    with pytest.raises(FedsaddleError, match=r"set-up needs an answer of every site .*site3: not connected"):
+        deployed(fleet, tree("codasca"), timeout=0.3).finish()
+
+
+@pytest.mark.parametrize(
+    "name", ["algorithm.init", "algorithm._number", "problem.losses", "problem.__class__", "os.system"]
+)
+def test_only_client_work_can_be_called(name: str, tmp_path: Path) -> None:
+    fleet = Fleet(federation(), tmp_path)
+    deployed(fleet, tree("codasca", rounds=1)).finish()
+    request = next(r for i, r in fleet.requests if i == 0 and _is_work(r, "drift"))
+    reply = fleet.workers[0].answer(request._replace(head=request.head | {"work": name}))
+    assert reply.head["status"] == "refused" and "is no client work" in reply.head["reason"]
+
+
+# ---- the server ends and goes on ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["codasca", "fedsgda", "scaff_pd", "ffmdr", "cycp_pairwise", "fedxl2"])
+def test_a_server_killed_in_the_middle_of_a_phase_goes_on(case: str, tmp_path: Path) -> None:
+    whole, config, out = federation(), tree(case, rounds=6), tmp_path / "out"
+
+    class Killed(BaseException):
+        pass
+
+    def fault(i: int, request: Request, reply: Reply) -> list[Reply]:
+        if i == 3 and alive and request.head["action"] == "work" and request.head["round"] == 3:
+            raise Killed  # the sites before it have worked and written
+        return [reply]
+
+    alive = True
+    fleet = Fleet(whole, tmp_path, fault)
+    with pytest.raises(Killed):
+        deployed(fleet, config, out=out).finish()
+    alive = False
+    run = deployed(fleet, config, out=out, resume=True)
+    reference = simulated(whole, config)
+    torch.testing.assert_close(run.z, reference.z, rtol=0, atol=1e-6)
+    assert [r["round"] for r in run.records] == list(range(7))
+    for counted in ("phases", "bytes_up", "failures"):
+        assert run.metrics[counted] == reference.metrics[counted]
+    assert [json.loads(line)["round"] for line in (out / "history.jsonl").read_text().splitlines()] == list(
+        range(7)
+    )
+
+
+def test_resume_refuses_what_it_cannot_go_on_with(tmp_path: Path) -> None:
+    whole, config = federation(), tree("codasca")
+    with pytest.raises(FedsaddleError, match="has no checkpoint"):
+        deployed(Fleet(whole, tmp_path), config, out=tmp_path / "new", resume=True).finish()
+    with pytest.raises(FedsaddleError, match="resume must be of a deployment"):
+        simulated(whole, config, out=tmp_path / "new", resume=True)
+    deployed(Fleet(whole, tmp_path), config, out=tmp_path / "out").finish()
+    with pytest.raises(FedsaddleError, match="is not a checkpoint of this run"):
+        deployed(Fleet(whole, tmp_path), tree("ffmdr"), out=tmp_path / "out", resume=True).finish()
+
+
+def test_memory_keeps_what_may_be_needed_and_no_more(tmp_path: Path) -> None:
+    deployed(Fleet(federation(), tmp_path), tree("scaff_pd", rounds=5)).finish()
+    names = sorted(path.name for path in (tmp_path / "site0" / "run1").iterdir())
+    assert names == [f"round-{r}-phase-{p}.safetensors" for r, p in ((3, 1), (4, 0), (4, 1))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.preprocessing import StandardScaler
 
+import fedsaddle as fs
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
+from fedsaddle.histograms import federated_auc
 from fedsaddle.sites import Site, agree, check, in_words
 from fedsaddle.toml import to_toml
 
@@ -83,6 +86,18 @@ def test_scaling_is_that_of_pooled_data(tmp_path: Path) -> None:
     )
     np.testing.assert_allclose(x[:, 2].numpy(), scaler.transform(pooled.to_numpy())[:, 2], atol=1e-7)
     assert not x[:, 3].any()
+
+
+@pytest.mark.parametrize("value", [0.1, -1 / 3, 1e8 + 0.1, 7e-300])
+def test_a_constant_column_is_zero_whatever_its_mean_rounds_to(tmp_path: Path, value: float) -> None:
+    sites = []
+    for n in (3, 49, 1001):
+        np.savez(tmp_path / f"{n}.npz", x=np.full((n, 1), value), y=np.arange(n) % 2)
+        (tmp_path / f"{n}.toml").write_text(f'name = "{n}"\n[data]\nfile = "{n}.npz"\n')
+        sites.append(Site.load(tmp_path / f"{n}.toml"))
+    constants = agree([s.summary() for s in sites])
+    assert constants["width"].tolist() == [1.0]
+    assert not any(s.federation(constants, torch.float64).data["x"].any() for s in sites)
 
 
 @settings(max_examples=60, deadline=None)
@@ -171,6 +186,7 @@ def test_columns_may_come_in_any_order(tmp_path: Path) -> None:
     a, b = (s.federation(constants) for s in sites)
     assert torch.equal(a.data["x"], b.data["x"])
     assert a.feature_names == b.feature_names
+    torch.testing.assert_close(constants["shift"], agree([sites[0].summary()])["shift"], rtol=1e-12, atol=0)
 
 
 def test_a_site_with_one_class_takes_part(tmp_path: Path) -> None:
@@ -239,13 +255,49 @@ def test_what_leaves_is_about_training_rows_alone(tmp_path: Path) -> None:
     summary = site.summary()
     train = patients(0)[site.rows.part == 0]
     assert summary["n"].item() == len(train) < 200
-    assert summary["max"][0] == train["age"].max()
+    assert summary["mean"][0].item() == pytest.approx(train["age"].mean())
     assert summary["labels"].tolist() == [(train["died"] == "no").sum(), (train["died"] == "yes").sum()]
-    assert set(summary) == {"head", "n", "size", "mean", "rest", "m2", "min", "max", "labels"}
+    assert set(summary) == {"head", "n", "size", "mean", "rest", "m2", "labels"}
     assert all(v.dtype == torch.float64 for k, v in summary.items() if k != "head")
-    assert sum(v.numel() for k, v in summary.items() if k != "head") == 2 + 5 * 4 + 2  # of 200 rows of 7
+    assert sum(v.numel() for k, v in summary.items() if k != "head") == 2 + 3 * 4 + 2  # of 200 rows of 7
+    by_id = {"test": 0.5, "together": "id", "drop": []}
+    held = Site.load(write(tmp_path, "b", patients(0), **by_id)).rows.part == 2
+    frame = patients(0).assign(ward=np.where(held, "night", patients(0)["ward"]))
+    head = Site.load(write(tmp_path, "b", frame, **by_id)).summary()["head"]
+    assert held.sum() > 50 and b"night" not in bytes(head.numpy())
+    unit = Site.load(write(tmp_path, "a", patients(0), test=0.5, scale="unit")).summary()
+    assert unit["max"][0] == train["age"].max()
+    assert "from 20 to" in in_words(unit)[1]
     text = "\n".join(in_words(summary))
     assert "column 'age': mean" in text and "label 'positive':" in text and "P0-" not in text
+
+
+def joined(parts: list[Federation]) -> Federation:
+    """The clients of several federations, for simulation."""
+    data = {k: torch.cat([p.data[k] for p in parts]) for k in ("x", "y")}
+    offsets = torch.tensor([0, *(p.n_samples for p in parts)]).cumsum(0)
+    return Federation(data, offsets, tuple(name for p in parts for name in p.names), parts[0].classes)
+
+
+def test_sites_train_together_and_are_evaluated_without_pooling(tmp_path: Path) -> None:
+    sites = three(
+        tmp_path,
+        lambda f: f.assign(died=np.where(f["age"] + 20 * (f["ward"] == "icu") > 75, "yes", "no")),
+        test=0.3,
+    )
+    constants = agree([s.summary() for s in sites])
+    made = [s.federation(constants) for s in sites]
+    tests = [m.test for m in made if m.test is not None]
+    federation = dataclasses.replace(joined(made), test=joined(tests))
+    torch.manual_seed(0)
+    problem = fs.AUC(torch.nn.Linear(len(made[0].feature_names), 1))
+    run = fs.train(problem, fs.CODASCA(lr=0.1, local_steps=5), federation, rounds=20)
+    with torch.no_grad():
+        scored = [(run.model(t.data["x"]).squeeze(-1), t.data["y"] == 1) for t in tests]
+    (auc, bound), own = federated_auc(scored)
+    assert run.metrics["auc"] > 0.9
+    assert abs(auc - run.metrics["auc"]) <= bound + 1e-12 <= 1e-3
+    assert own == pytest.approx(run.by_client["auc"])
 
 
 # --------------------------------------------------------------------------------------------------- other files
@@ -348,8 +400,9 @@ def test_more_sites_that_do_not_fit(tmp_path: Path) -> None:
     refused("positive='yes' never occurs in y: choose from 'no'", lambda: agree([site.summary()]))
     site = Site.load(write(tmp_path, "a", patients(0), drop=[]))
     refused("column 'id' has no value that enough rows of a site share", lambda: agree([site.summary()]))
-    broken = {**one, "mean": torch.full((4,), torch.nan).double()}
-    refused("site 'a' sent statistics that are not finite", lambda: agree([broken]))
+    for mean in (torch.full((4,), torch.nan), torch.zeros(3)):
+        broken = {**one, "mean": mean.double()}
+        refused("site 'a' sent statistics that are too few or not", lambda b=broken: agree([b]))
     frames = {"a": patients(0), "b": patients(1).assign(died="no")}
     sites = []
     for name, frame in frames.items():
@@ -400,9 +453,11 @@ def test_where_things_are(tmp_path: Path) -> None:
     assert [finding.split(":")[0] for finding in check(tmp_path / "a.toml")] == ["nam", "name", "data"]
     np.savez(tmp_path / "x.npz", x=np.ones((2, 1)), y=[0, 1])
     file = write(tmp_path, "x", None, file="x.npz")
-    refused("data.drop: x.npz has no named columns; leave it out", lambda: Site.load(file).rows)
+    refused("data.label: x.npz has no named columns; leave it out", lambda: Site.load(file).rows)
     alike = patients(0, 9).assign(age=1, lactate=1, pressure=1, ward="east")  # all rows have one hash
     site = Site.load(write(tmp_path, "t", alike, test=0.99))
+    bare = Site.load(write(tmp_path, "u", patients(0)[["id", "died"]]))
+    refused("u.csv has no features beside the label", lambda: bare.rows)
     refused("t.csv leaves no rows to train on: lower data.valid and data.test", lambda: site.rows)
 
 
@@ -438,7 +493,7 @@ def test_check_finds_nothing_at_a_sound_site_and_everything_at_a_bad_one(tmp_pat
         "training rows are few",
         "column 'constant' is 0.1 in all training rows",
         "column 'id' is text and none of its 30 values has 5 training rows",
-        'positive = "no" never occurs at this site',
+        "positive = \"no\" never occurs at this site: did you mean 'No'?",
         "all rows are of one class",
     ):
         assert part in text

@@ -23,9 +23,8 @@ from fedsaddle.config import RUN_FILES, dump, load
 from fedsaddle.deploy.commands import app as deploy_app
 from fedsaddle.describe import Kind, described, parameters, summary, things
 from fedsaddle.engines import torchrun
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, did_you_mean
 from fedsaddle.federation import Federation
-from fedsaddle.keys import did_you_mean
 from fedsaddle.probe import examine
 from fedsaddle.problem import ModelProblem
 from fedsaddle.report import write_comparison, write_report

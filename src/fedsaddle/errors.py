@@ -1,6 +1,8 @@
 """The one exception that a user's mistake raises: one line that names the thing, the rule, the value and the remedy."""
 
+import difflib
 import importlib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -27,3 +29,10 @@ def optional_import(module: str, purpose: str, extra: str = "", package: str = "
         name = module.split(".")[0]
         package = f"fedsaddle[{extra}]" if extra else package or name
         raise FedsaddleError(f"{purpose} needs {name}: pip install '{package}'") from error
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint at the nearest known name, in whatever case; "" when none is near."""
+    there = {k.lower(): k for k in known}
+    near = difflib.get_close_matches(name.lower(), list(there), n=1)
+    return f"did you mean {there[near[0]]!r}?" if near else ""

@@ -217,8 +217,11 @@ class Federation:
         x = self.data["x"].double()
         axes = [i for i in range(x.ndim) if i != 1]
         low, high = x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)
-        deviation = x.std(axes, correction=0, keepdim=True)
-        shift, width = shift_and_width(how, x.mean(axes, keepdim=True), deviation, low, high)
+        mean = torch.where(
+            low == high, low, x.mean(axes, keepdim=True)
+        )  # that of equal numbers may be rounded
+        deviation = torch.where(low == high, 0.0, x.std(axes, correction=0, keepdim=True))
+        shift, width = shift_and_width(how, mean, deviation, low, high)
 
         def apply(part: Federation) -> Federation:
             x = part.data["x"]
@@ -401,15 +404,15 @@ def shift_and_width(
     how: str, mean: Tensor, deviation: Tensor, low: Tensor, high: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What `how` of `Federation.scaled` subtracts and divides by, from statistics of the columns."""
-    constant = low == high  # the deviation of equal numbers may be a rounding error
     if how == "standard":
-        return torch.where(constant, low, mean), torch.where(constant, 1.0, deviation)
-    if how not in ("unit", "symmetric"):
+        shift, width = mean, deviation
+    elif how in ("unit", "symmetric"):
+        shift, width = low, high - low
+    else:
         raise FedsaddleError(f"scaled: how must be 'none', 'unit', 'symmetric' or 'standard', got {how!r}")
-    shift, width = low, high - low
     if how == "symmetric":
         shift, width = shift + width / 2, width / 2
-    return shift, torch.where(constant, 1.0, width)
+    return shift, torch.where(width > 0, width, 1.0)
 
 
 def _rank(groups: Array) -> IntArray:

@@ -17,8 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsaddle.errors import FedsaddleError, optional_import
-from fedsaddle.keys import did_you_mean
+from fedsaddle.errors import FedsaddleError, did_you_mean, optional_import
 
 Array = npt.NDArray[Any]
 IntArray = npt.NDArray[np.int64]

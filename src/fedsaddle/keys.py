@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, did_you_mean
 from fedsaddle.toml import quoted, to_key
 
 Tree = dict[str, Any]  # what a TOML file, or a section of it, holds
@@ -133,12 +132,6 @@ def in_words(kind: Any) -> str:
     if args and origin not in _WORDS:  # Sequence, Iterable
         return f"a list [{in_words(args[0])}, ...]"
     return _WORDS.get(origin or kind, "")  # "" for what a TOML file cannot hold, such as torch.dtype
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint at the nearest known name; "" when none is near."""
-    near = difflib.get_close_matches(name.lower(), list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def unknown_key(path: str, key: str, what: str, known: Collection[str], takes: str) -> NoReturn:

@@ -36,10 +36,10 @@ import torch
 from torch import Tensor
 
 from fedsaddle import ingest
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, did_you_mean
 from fedsaddle.federation import Federation, shift_and_width
 from fedsaddle.ingest import short, text_of
-from fedsaddle.keys import Key, Tree, checked, did_you_mean, keys_of, mistakes
+from fedsaddle.keys import Key, Tree, checked, keys_of, mistakes
 from fedsaddle.toml import quoted
 
 Array = npt.NDArray[Any]
@@ -49,6 +49,7 @@ FEW_ROWS = 50  # training rows below which `check` says that there are few
 _NUMBERS_AT_ONCE = 1 << 23
 _MAX_NAMED = 20  # columns that `check` names
 TRAIN, VALID, TEST = 0, 1, 2
+BY_RANGE = ("unit", "symmetric")  # scalings that need the smallest and the largest number
 
 
 @dataclass(frozen=True)
@@ -157,40 +158,42 @@ class Site:
             raise FedsaddleError(
                 f"{self.file} is not there: correct data.file, which is relative to {self.folder}"
             )
-        data = self.data
-        if self.is_table:
-            frame = ingest.read_frame(self.file, data.sep)
-            for problem in _missing_columns(self, frame):
-                raise FedsaddleError(problem)
-            text, numbers = _features(self, frame)
-            with ingest.located(self.file, data.sep):
-                categories = {c: _categories(frame[c].to_numpy(), c) for c in text}
-                x: Array = ingest.numeric_frame(frame[numbers])
-                ingest.check_finite(torch.from_numpy(x), "x", numbers)
-                y = ingest.column(frame[data.label], "y")
-                ingest.check_present(y, "y")
-                together = None
-                if data.together is not None:
-                    together = _categories(frame[data.together].to_numpy(), data.together)
-            columns = tuple(map(str, numbers))
-        else:
-            for name in ("drop", "categories", "together", "label"):
-                if getattr(data, name):
-                    raise FedsaddleError(f"data.{name}: {self.file.name} has no named columns; leave it out")
-            x, y = ingest.read_images(self.file) if self.file.is_dir() else ingest.read_arrays(self.file)
-            x, y = x[:, None] if x.ndim == 1 else x, ingest.column(y, "y")
-            with ingest.located(self.file):
-                ingest.same_length({"x": torch.empty(len(x)), "y": torch.empty(len(y))})
-                if x.dtype.kind == "f":
-                    ingest.check_finite(torch.from_numpy(x), "x", ())
-                ingest.check_present(y, "y")
-            columns, categories, together = (), {}, None
-        rows = Rows(x, y, columns, categories, _parts(x, categories, together, data))
+        rows = self._table() if self.is_table else self._arrays()
+        if rows.x.shape[1] == 0 and not rows.text:
+            raise FedsaddleError(f"{self.file.name} has no features beside the label: drop fewer columns")
         if not rows.training.any():
             raise FedsaddleError(
                 f"{self.file.name} leaves no rows to train on: lower data.valid and data.test"
             )
         return rows
+
+    def _table(self) -> Rows:
+        data, frame = self.data, ingest.read_frame(self.file, self.data.sep)
+        for problem in _missing_columns(self, frame):
+            raise FedsaddleError(problem)
+        features = [c for c in frame.columns if c not in (data.label, data.together, *data.drop)]
+        text = {*data.categories, *ingest.text_columns(frame[features])}
+        numbers = [c for c in features if c not in text]
+        with ingest.located(self.file, data.sep):
+            categories = {c: _categories(frame[c], c) for c in features if c in text}
+            x = ingest.numeric_frame(frame[numbers])
+            ingest.check_finite(torch.from_numpy(x), "x", numbers)
+            y = ingest.column(frame[data.label], "y")
+            ingest.check_present(y, "y")
+            together = None if data.together is None else _categories(frame[data.together], data.together)
+        return Rows(x, y, tuple(map(str, numbers)), categories, _parts(x, categories, together, data))
+
+    def _arrays(self) -> Rows:
+        for name in ("label", "drop", "categories", "together"):
+            if getattr(self.data, name):
+                raise FedsaddleError(f"data.{name}: {self.file.name} has no named columns; leave it out")
+        x, y = ingest.read_images(self.file) if self.file.is_dir() else ingest.read_arrays(self.file)
+        x, y = x[:, None] if x.ndim == 1 else x, ingest.column(y, "y")
+        with ingest.located(self.file):
+            ingest.same_length({"x": torch.empty(len(x)), "y": torch.empty(len(y))})
+            ingest.check_finite(torch.from_numpy(x), "x", ())
+            ingest.check_present(y, "y")
+        return Rows(x, y, (), {}, _parts(x, {}, None, self.data))
 
     @property
     def is_table(self) -> bool:
@@ -200,11 +203,12 @@ class Site:
     def summary(self) -> Message:
         """Everything that leaves the site when a federation is set up, and nothing else; about training rows alone.
 
-        "n", the number of rows; of each numeric column [C] "mean", "rest" (its rounding), "m2" (the sum of squared
-        deviations from it), "min" and "max"; "size", how many numbers a column has (a channel of images has one for each
-        pixel); "labels", how many rows each label value has (with `positive`: negatives and positives); "head": names of
-        the site, the columns, the categories that at least `rare` rows have and the label values (with `positive`: those
-        that at least `rare` rows have, and the positive ones), and the settings that must agree. Numbers are float64.
+        "n", the number of rows; of each numeric column [C] "mean", "rest" (its rounding) and "m2" (the sum of squared
+        deviations from it), and only where `scale` is by range "min" and "max", which are single people's values; "size",
+        how many numbers a column has (a channel of images has one for each pixel); "labels", how many rows each label
+        value has (with `positive`: negatives and positives); "head": names of the site, the columns, the categories that
+        at least `rare` rows have and the label values (with `positive`: those that at least `rare` rows have, and the
+        positive ones), and the settings that must agree. Numbers are float64.
         """
         data, rows = self.data, self.rows
         train = rows.training
@@ -220,11 +224,14 @@ class Site:
             "classes": None if data.classes is None else list(data.classes),
             "scale": data.scale,
         }
+        moments = _moments(rows.x[train])._asdict()
+        if data.scale not in BY_RANGE:
+            del moments["min"], moments["max"]
         return {
             "head": _packed(head),
             "n": torch.tensor([train.sum()], dtype=torch.float64),
             "labels": torch.tensor(counts, dtype=torch.float64),
-        } | _moments(rows.x[train])._asdict()
+        } | moments
 
     @cached_property
     def is_regression(self) -> bool:
@@ -259,23 +266,24 @@ class Site:
             dtype: floating type of x; scaling is computed in float64.
         """
         head, rows = _unpacked(constants["head"]), self.rows
-        columns = head["columns"]
-        if sorted(columns) != sorted(rows.columns) or sorted(head["categories"]) != sorted(rows.text):
+        columns, x = head["columns"], rows.x
+        same = sorted(columns) == sorted(rows.columns) and sorted(head["categories"]) == sorted(rows.text)
+        if same and columns:
+            x = x[:, [rows.columns.index(c) for c in columns]]
+        if head["kind"] == "libsvm":
+            x = np.pad(x, ((0, 0), (0, max(0, head["shape"][0] - x.shape[1]))))
+        if not same or list(x.shape[1:]) != head["shape"]:
             raise FedsaddleError(
                 f"{self.file.name} has other columns than at set-up: set the federation up again"
             )
-        x = rows.x[:, [rows.columns.index(c) for c in columns]] if columns else rows.x
-        if head["kind"] == "libsvm":
-            x = np.pad(x, ((0, 0), (0, head["shape"][0] - x.shape[1])))
         scaled = _scaled(x, constants["shift"], constants["width"], dtype)
         names = list(columns)
         for c, known in head["categories"].items():  # a value that is rare or unknown is 0 in all of them
-            scaled = torch.cat(
-                [scaled, torch.from_numpy(rows.text[c][:, None] == np.array(known)).to(dtype)], dim=1
-            )
+            indicators = torch.from_numpy(rows.text[c][:, None] == np.array(known))
+            scaled = torch.cat([scaled, indicators.to(dtype)], dim=1)
             names += [f"{c}={value}" for value in known]
         if head["labels"] is None:
-            y = torch.from_numpy(rows.y.astype(np.float64)).to(dtype)
+            y, _ = ingest.encode(rows.y, None, None, "regression", dtype)
         elif self.data.positive is not None:
             texts, codes = ingest.levels(rows.y, "y", ingest.IMPUTE)
             y, _ = ingest.binary(texts, codes, self.data.positive, must_occur=False)
@@ -295,8 +303,7 @@ def agree(summaries: Sequence[Mapping[str, Tensor]]) -> Message:
 
     Returns:
         "n", training rows of all; "shift" and "width" [C], by which numeric columns are scaled; "labels", rows of each
-        class; "head": columns, categories, label values and class names. No
-        number in it is about one site alone.
+        class; "head": columns, categories, label values and class names.
     """
     if not summaries:
         raise FedsaddleError("no site has sent its summary: start at least one")
@@ -316,28 +323,26 @@ def agree(summaries: Sequence[Mapping[str, Tensor]]) -> Message:
                 f"column {c!r} has no value that enough rows of a site share: add it to drop at all sites"
             )
     labels, classes = _agreed_labels(heads)
-    width: list[int] = max(
-        (head["shape"] for head in heads), default=[]
-    )  # LIBSVM text that never uses the last features is narrower
+    # LIBSVM text that never uses the last features is narrower
+    shape: list[int] = max(head["shape"] for head in heads)
     moments: list[_Moments] = []
     for head, s in zip(heads, summaries, strict=True):
-        own = _Moments(*(s[k] for k in _Moments._fields))
-        order = [head["columns"].index(c) for c in first["columns"]] or list(range(len(own.mean)))
-        blank = width[0] - len(own.mean) if head["kind"] == "libsvm" else 0
-        own = _Moments(own.size, *(torch.nn.functional.pad(v[order], (0, blank)) for v in own[1:]))
-        if not all(v.isfinite().all() for v in own) or len(own.mean) != len(
-            moments[0].mean if moments else own.mean
-        ):
+        # a range that nobody needs is not sent
+        own = _Moments(*(s.get(k, s["mean"]) for k in _Moments._fields))
+        if any(len(v) != head["shape"][0] or not v.isfinite().all() for v in own[1:]):
             raise FedsaddleError(
-                f"site {head['site']!r} sent statistics that are not finite or too few: check its data"
+                f"site {head['site']!r} sent statistics that are too few or not finite: check its data"
             )
+        order = [head["columns"].index(c) for c in first["columns"]] or list(range(len(own.mean)))
+        blank = shape[0] - len(own.mean) if head["kind"] == "libsvm" else 0
+        own = _Moments(own.size, *(torch.nn.functional.pad(v[order], (0, blank)) for v in own[1:]))
         moments.append(own)
     total = moments[0]
     for own in moments[1:]:
         total = total.merged(own)
-    shift, scale = torch.zeros_like(total.mean), torch.ones_like(total.mean)
+    shift, width = torch.zeros_like(total.mean), torch.ones_like(total.mean)
     if first["scale"] != "none":
-        shift, scale = shift_and_width(
+        shift, width = shift_and_width(
             first["scale"], total.mean + total.rest, (total.m2 / total.size).sqrt(), total.min, total.max
         )
     counts = torch.zeros(len(classes), dtype=torch.float64)
@@ -346,7 +351,7 @@ def agree(summaries: Sequence[Mapping[str, Tensor]]) -> Message:
         counts[sides] += s["labels"]
     agreed = {
         "kind": first["kind"],
-        "shape": width,
+        "shape": shape,
         "columns": first["columns"],
         "categories": categories,
         "labels": None if first["labels"] is None else labels,
@@ -356,7 +361,7 @@ def agree(summaries: Sequence[Mapping[str, Tensor]]) -> Message:
         "head": _packed(agreed),
         "n": torch.stack([s["n"] for s in summaries]).sum(0),
         "shift": shift,
-        "width": scale,
+        "width": width,
         "labels": counts,
     }
 
@@ -381,9 +386,7 @@ def _same(first: Tree, head: Tree) -> None:
             raise FedsaddleError(
                 f"{here} has column {surplus[0]!r}, which {there} has not: give all the same columns, or drop it"
             )
-    images = (head["kind"] == "image") == (first["kind"] == "image")
-    sparse = head["kind"] == first["kind"] == "libsvm"
-    if not images or (head["shape"] != first["shape"] and not sparse):
+    if head["shape"] != first["shape"] and not head["kind"] == first["kind"] == "libsvm":
         raise FedsaddleError(
             f"{here} has samples of shape {head['shape']}, {there} of {first['shape']}: give the same features"
         )
@@ -475,7 +478,7 @@ def _moments(x: Array) -> _Moments:
         deviation = v - mean.unsqueeze(1)
         n = torch.tensor([v.shape[1]], dtype=torch.float64)
         rest = deviation.mean(1)
-        m2 = ((deviation - rest.unsqueeze(1)) ** 2).sum(1)
+        m2 = ((deviation - rest.unsqueeze(1)) ** 2).sum(1)  # of equal numbers exactly 0
         own = _Moments(n, mean, rest, m2, v.amin(1), v.amax(1))
         total = own if total is None else total.merged(own)
     assert total is not None
@@ -489,16 +492,9 @@ def _scaled(x: Array, shift: Tensor, width: Tensor, dtype: torch.dtype) -> Tenso
     )
 
 
-def _features(site: Site, frame: Any) -> tuple[list[str], list[str]]:
-    """The columns of a table that hold categories, and those that hold numbers."""
-    data = site.data
-    features = [c for c in frame.columns if c not in (data.label, data.together, *data.drop)]
-    text = {*data.categories, *ingest.text_columns(frame[features])}
-    return [c for c in features if c in text], [c for c in features if c not in text]
-
-
-def _categories(values: Array, name: str) -> Array:
-    """Values as texts, none missing."""
+def _categories(column: Any, name: str) -> Array:
+    """A column's values as texts, none missing."""
+    values = column.to_numpy()
     ingest.check_present(values, f"column {name!r}")
     return np.array([text_of(v) for v in values.tolist()])
 
@@ -546,10 +542,10 @@ def in_words(summary: Mapping[str, Tensor]) -> list[str]:
     ]
     deviation = (summary["m2"] / summary["size"]).sqrt()
     for i, name in enumerate(names):
-        mean, low, high = (float(summary[k][i]) for k in ("mean", "min", "max"))
-        lines.append(
-            f"column {name!r}: mean {mean:.6g}, deviation {float(deviation[i]):.6g}, from {low:.6g} to {high:.6g}"
-        )
+        line = f"column {name!r}: mean {float(summary['mean'][i]):.6g}, deviation {float(deviation[i]):.6g}"
+        if "min" in summary:
+            line += f", from {float(summary['min'][i]):.6g} to {float(summary['max'][i]):.6g}"
+        lines.append(line)
     lines += [f"column {c!r}: categories {short(values, 1000)}" for c, values in head["categories"].items()]
     if head["positive"] is not None:
         lines.append(f"label values {short(head['labels'], 1000)}")
@@ -649,10 +645,10 @@ def _doubts(site: Site, rows: Rows, summary: Message) -> Iterator[str]:
     if n < FEW_ROWS:
         yield f"{n} training rows are few: a site of this size adds little, and its numbers say much about single people"
     head = _unpacked(summary["head"])
-    constant = (summary["min"] == summary["max"]).nonzero().flatten().tolist()
+    constant = (summary["m2"] == 0).nonzero().flatten().tolist()
     if head["columns"]:
         for i in constant[:_MAX_NAMED]:
-            value = f"{float(summary['min'][i]):.6g}"
+            value = f"{float(summary['mean'][i]):.6g}"
             yield f"column {head['columns'][i]!r} is {value} in all training rows: useful only if it differs at other sites"
     for c, values in rows.text.items():
         distinct = len(np.unique(values))

@@ -43,10 +43,10 @@ from pydantic import ValidationError
 
 from fedsaddle import config as configs
 from fedsaddle.config import Config
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, did_you_mean
 from fedsaddle.figures import _notebook, label
 from fedsaddle.journal import TOGETHER, Bar, Entry, Federations, Journal, finish, over_seeds
-from fedsaddle.keys import Key, did_you_mean, in_words, unknown_key
+from fedsaddle.keys import Key, in_words, unknown_key
 from fedsaddle.schema import GENERATED
 from fedsaddle.toml import quoted, to_toml, to_value
 

@@ -82,8 +82,11 @@ def check(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The si
 def site(
     file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The site's description.")],
     quiet: Annotated[bool, typer.Option("--quiet", help="Say only what is wrong.")] = False,
+    parent: Annotated[int | None, typer.Option(hidden=True, help="Stop when this process has gone.")] = None,
 ) -> None:
     """Take part in a federation, until it is stopped."""
+    from flwr.supercore.app_utils import start_parent_process_monitor
+
     from fedsaddle.deploy.home import LinkFile
     from fedsaddle.deploy.node import serve
     from fedsaddle.deploy.worker import Worker
@@ -95,6 +98,8 @@ def site(
     _ = place.rows  # what is wrong with the data is said before anybody waits for it
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    if parent is not None:
+        start_parent_process_monitor(parent)
     serve(Worker(place), LinkFile.load(file.parent / "link.toml"), stop)
 
 
@@ -113,6 +118,7 @@ def run(
     from fedsaddle.config import load
     from fedsaddle.deploy import drive
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     config = load(file, assignments or [])
     place = out or Path("runs") / config.name
     _finish(drive.run(config, place, False if quiet else None, numbered=out is None), config.name, quiet)
@@ -126,6 +132,7 @@ def resume(
     """Go on with a run whose server was stopped."""
     from fedsaddle.deploy import drive
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     _finish(drive.resume(folder, False if quiet else None), folder.resolve().name, quiet)
 
 
@@ -143,6 +150,7 @@ def local(
     from fedsaddle.deploy.link import superlink
     from fedsaddle.deploy.trial import trial
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     home = Home(folder) if folder.exists() else trial(folder, n, f"127.0.0.1:{port}")
     if len(home.manifest.sites) != n:
         raise FedsaddleError(f"{folder}: has {len(home.manifest.sites)} sites, not {n}; choose another --dir")
@@ -173,6 +181,7 @@ class local_sites:
         """Start a site, or start it again."""
         place = self._home.site(name)
         command = [sys.executable, "-m", "fedsaddle", "deploy", "site", str(place / "site.toml")]
+        command += ["--parent", str(os.getpid())]
         with open(place / "site.log", "ab") as output:
             self.processes[name] = subprocess.Popen(
                 command,

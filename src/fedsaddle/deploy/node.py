@@ -8,12 +8,14 @@ TLS and the site's key, keeps PyTorch and the data loaded, and runs no code but 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import httpx
 from flwr.app import Error, Message
@@ -29,6 +31,7 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.node_pb2 import Node
+from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -130,9 +133,18 @@ def connected(link: LinkFile) -> Iterator[Connection]:
         ) from None
     except (ValueError, OSError) as error:
         raise FedsaddleError(f"{link.certificate}: is no certificate ({error})") from error
-    with client, _in_words(link.address):
+    with client, _last_node(Path(link.key).with_suffix(".node")) as last, _in_words(link.address):
         request = ActivateNodeRequest(public_key=public_pem(key), heartbeat_interval=_HEARTBEAT)
-        node = Node(node_id=client.ActivateNode(request).node_id)
+        try:
+            node = Node(node_id=client.ActivateNode(request).node_id)
+        except httpx.HTTPStatusError as error:
+            if not _is_online(error) or last.node is None:
+                raise
+            client.DeactivateNode(
+                DeactivateNodeRequest(node_id=last.node)
+            )  # killed before it could say goodbye
+            node = Node(node_id=client.ActivateNode(request).node_id)
+        last.keep(node.node_id)
         ended = threading.Event()
         heart = threading.Thread(target=_beat, args=(client, node, ended), daemon=True)
         heart.start()
@@ -142,6 +154,41 @@ def connected(link: LinkFile) -> Iterator[Connection]:
             ended.set()
             with suppress(httpx.HTTPError):
                 client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+
+
+class _Last:
+    """By which number the server knew this site last, in a file that one process at a time may hold."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        text = file.read().strip()
+        self.node = int(text) if text.isdecimal() else None
+
+    def keep(self, node: int) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(str(node))
+        self._file.flush()
+
+
+@contextmanager
+def _last_node(path: Path) -> Iterator[_Last]:
+    with open(path, "a+", encoding="ascii") as file:
+        if os.name == "posix":
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FedsaddleError(f"{path.parent}: this site runs already, in another process") from None
+        file.seek(0)
+        yield _Last(file)
+
+
+def _is_online(error: httpx.HTTPStatusError) -> bool:
+    """Whether the server refuses a site since it takes it for connected."""
+    found = FlowerError.from_json(error.response.text)
+    return found is not None and found.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
 
 
 def _beat(client: FleetHttpClient, node: Node, ended: threading.Event) -> None:
@@ -162,6 +209,8 @@ def _in_words(address: str) -> Iterator[None]:
             raise FedsaddleError(
                 f"{address}: the server does not know this site's key; ask its operator whether key.pem is the current one"
             ) from error
+        if _is_online(error):
+            raise Unreachable(f"{address}: the server takes this site for connected still") from error
         if status == 412 or "version" in error.response.text.lower():
             raise FedsaddleError(
                 f"{address}: the server refuses this version of Flower ({_short(error.response.text)}); install the same "
@@ -203,13 +252,15 @@ def serve(worker: Worker, link: LinkFile, stop: threading.Event) -> None:
         try:
             with connected(link) as connection:
                 log.info("%s: connected to %s", worker.site.name, link.address)
-                pause = 1.0
+                pause, worked = 1.0, time.monotonic()
                 while not stop.is_set():
                     message = connection.receive()
                     if message is None:
-                        stop.wait(link.interval)
+                        # the next message often comes soon after an answer; who has waited long may wait a little longer
+                        stop.wait(min(link.interval, 0.1 + (time.monotonic() - worked) / 4))
                     else:
                         connection.send(answered(worker, message))
+                        worked = time.monotonic()
         except Unreachable as error:
             log.warning("%s; next attempt in %g s", error, pause)
             stop.wait(pause)

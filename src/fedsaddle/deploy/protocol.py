@@ -1,8 +1,8 @@
 """What is in a message to a site and in its reply, as Flower records.
 
 A message has up to three records: `session` (the run, for a site that does not hold it yet), `shared` (what all sites are
-sent, one upload for all of them) and `own` (what differs from site to site). Each is a tree of `wire`, and `own` has a
-`head` in JSON beside it:
+sent: one upload for all of them; beside `own` where it is small, since every record costs a request) and `own` (what differs
+from site to site). Each is a tree of `wire`, and `own` has a `head` in JSON beside it:
 
     run, round, phase   what it belongs to; the reply says the same
     action              "hello", "work" or "evaluate"
@@ -28,6 +28,7 @@ Head = dict[str, Any]
 Tag = tuple[int, int]  # (round, phase) in which a site's memory was written
 
 ACTION = "query"  # Flower's type of all our messages
+_SMALL = 1 << 16
 
 
 class Request(NamedTuple):
@@ -39,8 +40,11 @@ class Request(NamedTuple):
     session: bytes = b""  # empty: the site holds it
 
     def record(self) -> RecordDict:
+        small = len(self.shared) <= _SMALL
         records = {"own": ConfigRecord({"head": json.dumps(self.head), "body": self.own})}
-        for name, body in (("shared", self.shared), ("session", self.session)):
+        if small:
+            records["own"]["shared"] = self.shared
+        for name, body in (("shared", b"" if small else self.shared), ("session", self.session)):
             if body:
                 records[name] = ConfigRecord({"body": body})
         return RecordDict(records)  # type: ignore[arg-type]
@@ -48,8 +52,11 @@ class Request(NamedTuple):
     @staticmethod
     def of(content: RecordDict) -> Request:
         head, own = _opened(content, "own")
-        bodies = {k: _opened(content, k)[1] if k in content else b"" for k in ("shared", "session")}
-        return Request(head, own, **bodies)
+        session = _opened(content, "session")[1] if "session" in content else b""
+        shared = (
+            _opened(content, "shared")[1] if "shared" in content else _opened(content, "own", "shared")[1]
+        )
+        return Request(head, own, shared, session)
 
 
 class Reply(NamedTuple):
@@ -66,10 +73,10 @@ class Reply(NamedTuple):
         return Reply(*_opened(content, "reply"))
 
 
-def _opened(content: RecordDict, name: str) -> tuple[Head, bytes]:
+def _opened(content: RecordDict, name: str, key: str = "body") -> tuple[Head, bytes]:
     try:
         record = content[name]
-        head, body = json.loads(str(record.get("head", "{}"))), record.get("body", b"")
+        head, body = json.loads(str(record.get("head", "{}"))), record.get(key, b"")
         if not isinstance(head, dict) or not isinstance(body, bytes):
             raise ValueError("a record is a head and bytes")
         return head, body

@@ -48,7 +48,6 @@ from fedsaddle.participation import Draw, Participation
 from fedsaddle.problem import Problem, tree_map
 from fedsaddle.wire import Classes, Garbled, classes_of, pack, signature, tensors_of, unpack
 
-_LOOK = 1.0  # seconds between two looks at who is connected
 _AUC_TARGET = 1e-3  # how far the AUC over all sites may be off
 
 Ask = Callable[[bool], Request]  # whether to send what the site should hold already -> the message
@@ -69,11 +68,14 @@ class Post:
     Args:
         grid: of the run, from Flower.
         sites: names of the sites, whose places are their numbers, with their public keys as Flower gives them.
-        interval: seconds between two looks for replies.
+        interval: seconds between two looks for replies, at most.
+        look: seconds between two looks at who is connected.
     """
 
-    def __init__(self, grid: Grid, sites: Mapping[str, bytes], interval: float = 0.1) -> None:
-        self._grid, self._interval = grid, interval
+    def __init__(
+        self, grid: Grid, sites: Mapping[str, bytes], interval: float = 1.0, look: float = 1.0
+    ) -> None:
+        self._grid, self._interval, self._look = grid, interval, look
         self.names = tuple(sites)
         self._number = {key: i for i, key in enumerate(sites.values())}
 
@@ -92,10 +94,11 @@ class Post:
         mail: dict[str, int] = {}  # message -> site
         said: dict[int, str] = {}  # what Flower says of a message that got lost
         nodes: dict[int, NodeInfo] = {}
-        deadline, next_look = time.monotonic() + timeout, 0.0
+        started, next_look = time.monotonic(), 0.0
+        deadline = started + timeout
         while waiting and time.monotonic() < deadline:
             if time.monotonic() >= next_look:
-                nodes, next_look = self.connected(), time.monotonic() + _LOOK
+                nodes, next_look = self.connected(), time.monotonic() + self._look
                 new = {i: n for i, n in nodes.items() if i in waiting and asked.get(i) != n.last_activated_at}
                 # asked before: the site has been restarted, and has lost the message and what it was sent earlier
                 mail |= self._send({n.node_id: (i, waiting[i](i in asked)) for i, n in new.items()}, timeout)
@@ -119,7 +122,7 @@ class Post:
                     del waiting[i]
             mail |= self._send(again, timeout)
             if waiting:
-                time.sleep(self._interval)
+                time.sleep(min(self._interval, 0.1 + (time.monotonic() - started) / 10))
         for i in waiting:
             late = f"no answer in {timeout:g} seconds"
             left_out[i] = f"{late} ({said[i]})" if i in said else late if i in nodes else "not connected"
