@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def test_run(fedsaddle: Command, tree: dict[str, Any], shown: str) -> None:
     assert (done.code, done.err) == (0, "")
     assert shown in done.out
     folder = Path("runs/tiny")
-    files = {"config.toml", "history.jsonl", "result.json", "report.html"}
+    files = {"config.toml", "history.jsonl", "seconds.jsonl", "checkpoint", "result.json", "report.html"}
     files |= {"model.safetensors"} if "model" in tree else set()
     assert {p.name for p in folder.iterdir()} == files
     assert done.out.splitlines()[-1].startswith("runs/tiny: config.toml, history.jsonl")
@@ -319,7 +320,7 @@ MISTAKES = {  # what is set on TABLE -> what the line says
     "unknown data set": (["data.name=brest_cancer"], "did you mean 'breast_cancer'?"),
     "missing data set file": (["data.name=a9a"], "found no a9a.bz2"),
     "unknown option of a data set": (["data.features=3"], "data.features: unknown key; breast_cancer takes"),
-    "two kinds of data": (["data.files=x"], "data: needs one of name, files, file; got name and files"),
+    "two kinds of data": (["data.files=x"], "data: needs one of name, files, file, sites; got name and files"),
     "hold-out of everything": (["data.test=1.0"], "share must be in (0, 1), got 1.0"),
     "unknown scale": (["data.scale=standrd"], "did you mean 'standard'?"),
     "unknown partition": (["partition.name=dirichle"], "did you mean 'dirichlet'?"),
@@ -473,20 +474,25 @@ def test_mistakes_in_an_own_model(fedsaddle: Command) -> None:
 def test_a_run_that_diverges_says_where_its_history_is(fedsaddle: Command) -> None:
     done = fedsaddle("run", save(TABLE), "--set", "algorithm.lr=1e6", "--set", "train.rounds=100")
     refused(done, "CODASCA: diverged in round")
-    assert done.err.endswith("; the rounds before that are in runs/tiny\n")
-    assert {p.name for p in Path("runs/tiny").iterdir()} == {"config.toml", "history.jsonl"}
+    assert done.err.endswith("; fedsaddle resume runs/tiny goes on after round 2\n")
+    assert {p.name for p in Path("runs/tiny").iterdir()} == {
+        "config.toml",
+        "history.jsonl",
+        "seconds.jsonl",
+        "checkpoint",
+    }
     refused(fedsaddle("show", "runs/tiny"), "has no result.json, the run did not finish")
 
 
 def test_out_that_cannot_be_used(fedsaddle: Command) -> None:
     file = save(QUADRATIC)
     fedsaddle("run", file, "--out", "here", "--quiet")
-    before = {p: p.read_bytes() for p in Path("here").iterdir()}
+    before = {p: p.read_bytes() for p in Path("here").rglob("*.*") if p.is_file()}
     refused(
         fedsaddle("run", file, "--out", "here"),
         "here: already holds a run (config.toml); choose another folder",
     )
-    assert {p: p.read_bytes() for p in Path("here").iterdir()} == before
+    assert {p: p.read_bytes() for p in Path("here").rglob("*.*") if p.is_file()} == before
     refused(fedsaddle("run", file, "--out", "tiny.toml"), "tiny.toml: File exists")
     refused(fedsaddle("run", file, "--out", "tiny.toml/x"), "tiny.toml/x: Not a directory")
     refused(fedsaddle("run", file, "--out", "/proc/nothing"), "/proc/nothing: No such file or directory")
@@ -562,4 +568,7 @@ def test_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
     done = finished(running)
-    assert done == Done(130, "", "fedsaddle: interrupted; the rounds before that are in runs/tiny\n")
+    assert (done.code, done.out) == (130, "")
+    assert re.fullmatch(
+        r"fedsaddle: interrupted; fedsaddle resume runs/tiny goes on after round \d+\n", done.err
+    )

@@ -160,7 +160,8 @@ def test_every_name_of_every_section_has_keys_that_can_be_checked_and_said() -> 
 def test_the_keys_of_train_are_its_arguments() -> None:
     own = set(inspect.signature(fs.train).parameters)
     made = set(schema.keys("train"))
-    assert own - made == {"problem", "algorithm", "federation", "participation", "out", "progress"}
+    of_python = {"problem", "algorithm", "federation", "participation", "out", "progress", "resume", "allow"}
+    assert own - made == of_python
     assert made <= own
 
 
@@ -401,7 +402,14 @@ def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
     first = made.run(tmp_path / "x", numbered=True)
     second = made.run(tmp_path / "x", numbered=True)
     assert (first.out, second.out) == (tmp_path / "x", tmp_path / "x-2")
-    names = {"config.toml", "history.jsonl", "result.json", "model.safetensors"}
+    names = {
+        "config.toml",
+        "history.jsonl",
+        "seconds.jsonl",
+        "checkpoint",
+        "result.json",
+        "model.safetensors",
+    }
     assert {p.name for p in (tmp_path / "x").iterdir()} == names
     with pytest.raises(fs.FedsaddleError, match="already holds a run"):
         made.run(tmp_path / "x")

@@ -284,14 +284,21 @@ def test_the_command_writes_one_folder_prints_once_and_says_an_error_once(tmp_pa
     )
     ended = torchrun("both.py", cwd=tmp_path)
     assert ended.stdout.count("tiny: CODASCA on AUC, 4 clients") == 1, ended.stderr
-    assert ended.stdout.count("runs/tiny: config.toml, history.jsonl, checkpoint, result.json, model.safetensors") == 1
+    assert (
+        ended.stdout.count(
+            "runs/tiny: config.toml, history.jsonl, checkpoint, result.json, model.safetensors"
+        )
+        == 1
+    )
     assert len((tmp_path / "runs/tiny/history.jsonl").read_text().splitlines()) == 21
     assert json.loads((tmp_path / "runs/tiny/result.json").read_text())["seconds"]["communication"] > 0
     assert ended.returncode != 0
     assert "broken" not in ended.stdout
     (said,) = own_lines(ended.stderr)
     assert "process 1 of 2: drift_corrected_steps failed in round " in said
-    assert said.endswith("RuntimeError: the model fails here; fedsaddle resume runs/broken goes on after round 2")
+    assert said.endswith(
+        "RuntimeError: the model fails here; fedsaddle resume runs/broken goes on after round 2"
+    )
     assert {folder.name for folder in (tmp_path / "runs").iterdir()} == {"tiny", "broken"}
 
 

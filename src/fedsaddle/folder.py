@@ -58,6 +58,8 @@ class Folder:
 
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:
+            with suppress(OSError):
+                (self.path / LOCK).unlink()
             self._lock.close()
             self._lock = None
 
@@ -203,15 +205,20 @@ def _locked(folder: Path) -> IO[bytes] | None:
         import fcntl
     except ImportError:
         return None
-    file = open(folder / LOCK, "ab")  # noqa: SIM115
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    while True:
+        file = open(folder / LOCK, "ab")  # noqa: SIM115
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_ino == os.stat(folder / LOCK).st_ino:
+                return file
+        except FileNotFoundError:
+            pass  # the one before has just removed it
+        except OSError:
+            file.close()
+            raise FedsaddleError(
+                f"{folder}: another process is writing this run; wait for it, or stop it"
+            ) from None
         file.close()
-        raise FedsaddleError(
-            f"{folder}: another process is writing this run; wait for it, or stop it"
-        ) from None
-    return file
 
 
 def differing(before: Any, now: Any, path: Sequence[str] = ()) -> list[str]:

@@ -96,7 +96,9 @@ class Torchrun(Simulation):
     def _remembered(self) -> tuple[Tensor, Any] | None:
         """Of all ranks' clients, on the first rank."""
         remembered = super()._remembered
-        own = self._together(lambda: remembered(), "work")  # hears of an error elsewhere before all wait for all
+        own = self._together(
+            lambda: remembered(), "work"
+        )  # hears of an error elsewhere before all wait for all
         if own is None:
             return None
         ids, rows = own[0] * self.world + self.rank, tree_map(Tensor.cpu, own[1])
