@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle import sampling
+from fedsaddle.aggregation import Rule
 from fedsaddle.cohort import Batching, Cohort
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.participation import Draw, Participation, Uniform
@@ -158,9 +159,8 @@ class Clients(ABC):
         self.round = -1  # -1: set-up
         self.rounds: int | None = None  # how many there will be, where that is known
         self.has_memory = False
-        self.watched = (
-            False  # whether replies that are not finite end the run at once, with the client's number
-        )
+        self.aggregation: Rule | None = None  # in place of the mean of replies
+        self.watched = False  # whether replies that are not finite end the run at once
         self._phase = self._draws = self._integers = self._pools = 0  # counted within a round
         self._cohort: Draw | None = None
         self._asked: list[np.ndarray] = []
@@ -187,19 +187,24 @@ class Clients(ABC):
         per_client = self.sizes if isinstance(weights, str) else weights
         sums: Any = None
         total, answered = torch.zeros(()), 0
+        kept: list[tuple[Tensor, Tensor, Any]] = []
         for ids, counts, replies in self._exchange(work, message, who):
             w = torch.as_tensor(counts, dtype=torch.float64)  # [..., S]
             if per_client is not None:
                 per = per_client.to("cpu", torch.float64)
                 at = torch.as_tensor(ids)
                 w = w * (per[at] if per.ndim == 1 or at.ndim == 1 else per.gather(-1, at))
-            part = _weighted(replies, w, torch.as_tensor(ids))
-            sums = part if sums is None else _added(sums, part)
+            if self.aggregation is not None and self.round >= 0:
+                kept.append((torch.as_tensor(ids), w, replies))
+            else:
+                part = _weighted(replies, w, torch.as_tensor(ids))
+                sums = part if sums is None else _added(sums, part)
             total = total + w.sum(-1)[..., None, None]
             answered += ids.shape[-1]
         if not (total > 0).all():
             raise FedsaddleError(f"mean: the weights of the {answered} participants must sum to more than 0")
-        return _divided(sums, total), answered / self.n_clients
+        one = _by_rule(self.aggregation, kept) if kept and self.aggregation else _divided(sums, total)
+        return one, answered / self.n_clients
 
     def gather(self, work: Work, message: Any, *, who: Draw | None = None) -> Gathered:
         """One phase: send `message`, run `work` on every participant, return all replies [S, k]."""
@@ -485,6 +490,22 @@ def _divided(sums: Any, total: Tensor) -> Any:
         return mean
 
     return tree_map(divide, sums, of=(_Rows, Tensor))
+
+
+def _by_rule(rule: Rule, parts: Sequence[tuple[Tensor, Tensor, Any]]) -> Any:
+    """All replies turned into one by a rule, but for what is marked Each, in the order of the clients."""
+    ids, w = (torch.cat([part[i] for part in parts], dim=-1) for i in (0, 1))
+    order = ids.argsort(-1)
+    w = w.expand(ids.shape).gather(-1, order)
+
+    def together(*rows: Any) -> Tensor:
+        marked = isinstance(rows[0], Each)
+        all_rows = torch.cat([row.value if marked else row for row in rows], dim=-2)
+        at = order.to(all_rows.device).unsqueeze(-1)
+        all_rows = all_rows.gather(-2, at.expand_as(all_rows))
+        return all_rows if marked else rule(all_rows, w.to(all_rows))
+
+    return tree_map(together, *(replies for _, _, replies in parts), of=(Each, Tensor))
 
 
 def _weighted_sum(w: Tensor, r: Tensor) -> Tensor:

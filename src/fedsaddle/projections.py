@@ -146,7 +146,7 @@ def named(spec: str | Prox) -> Prox:
     """A projection from its name, with arguments if wanted ("simplex", "ball(10)"), or the function itself."""
     if not isinstance(spec, str):
         return spec
-    return _called(spec, PROJECTIONS, "or pass a function f(v, lr)")
+    return called(spec, PROJECTIONS, "or pass a function f(v, lr)")
 
 
 class Regulariser(NamedTuple):
@@ -159,18 +159,19 @@ class Regulariser(NamedTuple):
 @functools.cache  # asked for at every local step
 def regulariser(spec: str) -> Regulariser:
     """A regulariser from its name, such as "l1(0.001)", "elastic_net(0.001, 0.1)" or "group_lasso(0.01, 4)"."""
-    value: Callable[[Tensor], Tensor] = _called(spec, VALUES, "such as l1(0.001)")
+    value: Callable[[Tensor], Tensor] = called(spec, VALUES, "such as l1(0.001)")
     return Regulariser(named(spec), value)
 
 
-def _called(spec: str, table: Mapping[str, Callable[..., T]], remedy: str) -> T:
+def called(spec: str, table: Mapping[str, Callable[..., T]], remedy: str, what: str = "prox") -> T:
+    """The thing that a text such as "l1(0.001)" names in a table, made with its numbers."""
     name, _, arguments = spec.strip().partition("(")
     if name not in table:
-        raise FedsaddleError(f"prox: unknown name {name!r}; known are {', '.join(table)}, {remedy}")
+        raise FedsaddleError(f"{what}: unknown name {name!r}; known are {', '.join(table)}, {remedy}")
     try:
         numbers = [float(a) for a in arguments.rstrip(")").split(",") if a.strip()]
         return table[name](*numbers)
     except (TypeError, ValueError) as error:
         if isinstance(error, FedsaddleError):
             raise
-        raise FedsaddleError(f"prox: {spec!r} is not a valid call; try {name}(number, ...)") from None
+        raise FedsaddleError(f"{what}: {spec!r} is not a valid call; try {name}(number, ...)") from None

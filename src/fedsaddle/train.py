@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedsaddle import aggregation as rules
 from fedsaddle.algorithms.base import Algorithm
 from fedsaddle.checkpoint import Checkpoint, constants
 from fedsaddle.clients import BYTES_PER_NUMBER, Clients, NobodyAnswered, PhaseTraffic
@@ -71,6 +72,7 @@ def train(
     offload: bool = False,
     out: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
+    aggregation: str = "mean",
     checkpoint_every: int | None = None,
     guard: int = 0,
     resume: bool = False,
@@ -97,6 +99,7 @@ def train(
         offload: keep the data in CPU memory, where a GPU cannot hold it; participants' samples are sent over in time.
         out: a folder for history.jsonl, result.json and model.safetensors; must not hold a run already.
         progress: a progress bar on stderr; by default when that is a terminal.
+        aggregation: "mean", or what a few wrong clients cannot move far: "median", "trimmed_mean(0.1)", "norm_clipping(1)".
         checkpoint_every: rounds between checkpoints in `out`; by default as evaluations; 0: none.
         guard: so many times a run that diverges goes back to where it was last evaluated, with half the step sizes.
         resume: go on with the run that `out` holds, from its last checkpoint, as if it had never stopped.
@@ -112,7 +115,7 @@ def train(
     """
     return Run(
         problem, algorithm, federation, rounds, participation or Full(), Batching(batch_size, sampling), seed, eval_every,
-        Machine(engine, torch.device(device), _dtype(dtype), precision, compile, chunk, offload),
+        Machine(engine, torch.device(device), _dtype(dtype), precision, compile, chunk, offload, aggregation),
         Path(out) if out is not None else None, progress, checkpoint_every, guard, resume, allow,
     )  # fmt: skip
 
@@ -127,6 +130,7 @@ class Machine(NamedTuple):
     compile: bool
     chunk: int | None
     offload: bool
+    aggregation: str = "mean"
 
     @property
     def name(self) -> str:
@@ -136,17 +140,27 @@ class Machine(NamedTuple):
                 seed: int) -> Clients:  # fmt: skip
         """A run's clients, wherever they are."""
         if isinstance(self.engine, Engine):
-            return self.engine.clients(problem, federation, participation, batching, [seed], self.dtype)
+            clients = self.engine.clients(problem, federation, participation, batching, [seed], self.dtype)
+            clients.aggregation = rules.named(self.aggregation)
+            return clients
         return self.simulation(problem, federation, participation, batching, [seed])
 
     def simulation(self, problem: Problem, federation: Federation, participation: Participation, batching: Batching,
                    seeds: Sequence[int]) -> Simulation:  # fmt: skip
         chunk = 1 if self.engine == "serial" else self.chunk
         kind = Torchrun if self.engine == "torchrun" else Simulation
-        return kind(
+        rule = rules.named(self.aggregation)
+        if rule is not None and self.engine == "torchrun":
+            raise FedsaddleError(
+                f"train: aggregation {self.aggregation!r} needs all replies in one process; engine 'torchrun' adds them up "
+                "where they are: use 'stacked'"
+            )
+        clients = kind(
             problem, federation, participation, batching=batching, seeds=seeds, chunk=chunk, device=self.device,
             dtype=self.dtype, compile=self.compile, precision=self.precision, offload=self.offload,
         )  # fmt: skip
+        clients.aggregation = rule
+        return clients
 
 
 class Found(NamedTuple):
@@ -242,6 +256,7 @@ class Run:
                 "compile": machine.compile,
                 "chunk": machine.chunk,
                 "offload": machine.offload,
+                "aggregation": machine.aggregation,
             },
             "federation": {
                 "clients": federation.n_clients,
