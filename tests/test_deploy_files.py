@@ -15,13 +15,12 @@ import torch
 pytest.importorskip("flwr")
 
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from flwr.cli.build import build_fab_from_disk
 
 from fedsaddle import cli
 from fedsaddle.config import load
 from fedsaddle.deploy.drive import outline
-from fedsaddle.deploy.home import Home, LinkFile, create, public_pem
+from fedsaddle.deploy.home import Home, LinkFile, create, private_key, public_pem
 from fedsaddle.deploy.trial import trial
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.sites import Site, agree
@@ -61,8 +60,7 @@ def test_init_writes_what_a_federation_needs(tmp_path: Path, capsys: pytest.Capt
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert "fl.example.org" in names.get_values_for_type(x509.DNSName)
     for name, public in home.public_keys().items():
-        key = load_pem_private_key((home.site(name) / "key.pem").read_bytes(), None)
-        assert public_pem(key) == public  # type: ignore[arg-type]
+        assert public_pem(private_key(home.site(name) / "key.pem")) == public
         assert LinkFile.load(home.site(name) / "link.toml").address == "fl.example.org:9092"
         assert tomllib.loads((home.site(name) / "site.toml").read_text())["name"] == name
         instructions = (home.site(name) / "README.md").read_text()

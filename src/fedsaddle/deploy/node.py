@@ -127,7 +127,7 @@ def connected(link: LinkFile) -> Iterator[Connection]:
         try:
             node = Node(node_id=client.ActivateNode(request).node_id)
         except httpx.HTTPStatusError as error:
-            if not _is_online(error) or last.node is None:
+            if not _is_inactive(error) or last.node is None:
                 raise
             client.DeactivateNode(
                 DeactivateNodeRequest(node_id=last.node)
@@ -174,8 +174,8 @@ def _last_node(path: Path) -> Iterator[_Last]:
         yield _Last(file)
 
 
-def _is_online(error: httpx.HTTPStatusError) -> bool:
-    """Whether the server refuses a site since it takes it for connected."""
+def _is_inactive(error: httpx.HTTPStatusError) -> bool:
+    """Whether the server does not let a site connect: its key is unknown, or taken for connected."""
     found = FlowerError.from_json(error.response.text)
     return found is not None and found.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
 
@@ -194,12 +194,11 @@ def _in_words(address: str) -> Iterator[None]:
         yield
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
-        if status in (401, 403):
-            raise FedsaddleError(
-                f"{address}: the server does not know this site's key; ask its operator whether key.pem is the current one"
+        if status in (401, 403) or _is_inactive(error):
+            raise Unreachable(
+                f"{address}: the server does not know this site's key (ask its operator whether key.pem is the current one), "
+                "or takes the site for connected still"
             ) from error
-        if _is_online(error):
-            raise Unreachable(f"{address}: the server takes this site for connected still") from error
         if status == 412 or "version" in error.response.text.lower():
             raise FedsaddleError(
                 f"{address}: the server refuses this version of Flower ({_short(error.response.text)}); install the same "
