@@ -196,7 +196,7 @@ def _in_words(address: str) -> Iterator[None]:
         status = error.response.status_code
         if status in (401, 403) or _is_inactive(error):
             raise Unreachable(
-                f"{address}: the server does not know this site's key (ask its operator whether key.pem is the current one), "
+                f"{address}: the server does not know this site's key (is key.pem the one that its operator has listed?), "
                 "or takes the site for connected still"
             ) from error
         if status == 412 or "version" in error.response.text.lower():
