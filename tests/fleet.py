@@ -46,7 +46,7 @@ CASES: dict[str, dict[str, Any]] = {  # algorithm, and what else of the config d
         "algorithm": {"name": "cycp_pairwise", "lr": 0.05, "local_steps": 3},
         "problem": {"name": "pairwise_auc"},
         "participation": {"name": "cyclic", "groups": 2},
-        "rounds": 6,
+        "rounds": 4,
     },
 }
 MORE: dict[str, dict[str, Any]] = {

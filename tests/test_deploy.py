@@ -34,7 +34,7 @@ import fedsaddle as fs
 from fedsaddle.config import resolve
 from fedsaddle.deploy import drive, link
 from fedsaddle.deploy.commands import local_sites
-from fedsaddle.deploy.home import Home, LinkFile, _pem, create, private_key, public_pem
+from fedsaddle.deploy.home import Home, LinkFile, create, private_key, private_pem, public_pem
 from fedsaddle.deploy.node import connected
 from fedsaddle.errors import FedsaddleError
 from tests.fleet import CASES, simulated, tree
@@ -216,7 +216,7 @@ def refused(home: Home, folder: Path) -> None:
     with connected(good):
         pass
     stranger = ec.generate_private_key(ec.SECP256R1())
-    (folder / "stranger.pem").write_bytes(_pem(stranger))
+    (folder / "stranger.pem").write_bytes(private_pem(stranger))
     with (
         pytest.raises(FedsaddleError, match="does not know this site's key"),
         connected(replace(good, key=str(folder / "stranger.pem"))),
@@ -249,6 +249,6 @@ def refused(home: Home, folder: Path) -> None:
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "data: in order" in done.stdout and "knows this site" in done.stdout
-    (place / "key.pem").write_bytes(_pem(stranger))
+    (place / "key.pem").write_bytes(private_pem(stranger))
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 2 and "does not know this site's key" in done.stderr

@@ -13,8 +13,11 @@ import fedsaddle
 
 ROOT = Path(__file__).parents[1]
 NOT_HERE = ("__main__",) if find_spec("triton") else ("__main__", "kernels")
+NEED_FLOWER = () if find_spec("flwr") else ("fedsaddle.deploy.", "fedsaddle.engines.flower")
 MODULES = [
-    m.name for m in pkgutil.walk_packages(fedsaddle.__path__, "fedsaddle.") if not m.name.endswith(NOT_HERE)
+    m.name
+    for m in pkgutil.walk_packages(fedsaddle.__path__, "fedsaddle.")
+    if not m.name.endswith(NOT_HERE) and not m.name.startswith(NEED_FLOWER)
 ]
 
 

@@ -168,7 +168,7 @@ def create(folder: Path, sites: Sequence[str], address: str, listen: str | None 
         place = home.site(name)
         place.mkdir(parents=True)
         key = ec.generate_private_key(_CURVE)
-        _private(place / "key.pem", _pem(key))
+        _private(place / "key.pem", private_pem(key))
         (home.server / "keys" / f"{name}.pub").write_bytes(public_pem(key))
         (place / "ca.crt").write_bytes(authority)
         (place / "link.toml").write_text(to_toml({"address": address}))
@@ -183,10 +183,16 @@ def public_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.public_key().public_bytes(serialization.Encoding.PEM, form)
 
 
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A site's private key, in the form that Flower's own SuperNode reads too."""
+    form = serialization.PrivateFormat.OpenSSH
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
 def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """A site's key from its file."""
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
     except FileNotFoundError:
         raise FedsaddleError(
             f"{path} is not there: the federation's operator sends it with site.toml"

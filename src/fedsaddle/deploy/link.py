@@ -15,16 +15,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
+from flwr.app import Message
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+)
 from flwr.serverapp import Grid
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
@@ -36,6 +43,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from fedsaddle.deploy.home import Home
+from fedsaddle.deploy.objects import fetched
 from fedsaddle.errors import FedsaddleError
 
 _START = 60.0  # seconds that a SuperLink has to start
@@ -98,7 +106,7 @@ def flower_run(home: Home) -> Iterator[Grid]:
         answer = control.StartRun(
             StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})))
         )
-    grid = HttpGrid(home.local, False, home.certificate, token=_token(home, answer.run_id))
+    grid = _Grid(home.local, False, home.certificate, token=_token(home, answer.run_id))
     runtime = grid._runtime_client
     heart = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
     heart.start()
@@ -116,6 +124,22 @@ def flower_run(home: Home) -> Iterator[Grid]:
             runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
         heart.stop()
         grid.close()
+
+
+class _Grid(HttpGrid):
+    """Flower's Grid, which fetches replies without waiting a second for each piece that is on its way."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        runtime, run = self._runtime_client, self.run.run_id
+        answer = runtime.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
+        messages = []
+        for head, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+            name = head.metadata.message_id
+            messages.append(fetched(name, tree, runtime.PullObject, self.node, run))
+            runtime.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=name)
+            )
+        return messages
 
 
 def _token(home: Home, run: int) -> str:

@@ -35,17 +35,11 @@ from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
-    iterate_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
-    inflate_object_from_contents,
-    pull_objects,
     push_object_contents_from_iterable,
 )
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -53,6 +47,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedsaddle.deploy.home import LinkFile, private_key, public_pem
+from fedsaddle.deploy.objects import fetched
 from fedsaddle.deploy.protocol import Request
 from fedsaddle.deploy.worker import Worker
 from fedsaddle.errors import FedsaddleError
@@ -80,16 +75,10 @@ class Connection:
             return None
         head, tree = message_from_proto(response.messages_list[0]), response.message_object_trees[0]
         run, name = head.metadata.run_id, head.metadata.message_id
-        objects = [part.object_id for part in iterate_object_tree(tree)]
-        contents = pull_objects(
-            objects, make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
-        )
+        message = fetched(name, tree, self._client.PullObject, self._node, run)
         self._client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=name)
         )
-        message = inflate_object_from_contents(name, contents)
-        assert isinstance(message, Message)
-        message.metadata.__dict__["_message_id"] = name  # which the bytes of a message do not hold
         return message
 
     def send(self, reply: Message) -> None:
@@ -138,7 +127,7 @@ def connected(link: LinkFile) -> Iterator[Connection]:
         try:
             node = Node(node_id=client.ActivateNode(request).node_id)
         except httpx.HTTPStatusError as error:
-            if not _is_online(error) or last.node is None:
+            if not _is_inactive(error) or last.node is None:
                 raise
             client.DeactivateNode(
                 DeactivateNodeRequest(node_id=last.node)
@@ -185,8 +174,8 @@ def _last_node(path: Path) -> Iterator[_Last]:
         yield _Last(file)
 
 
-def _is_online(error: httpx.HTTPStatusError) -> bool:
-    """Whether the server refuses a site since it takes it for connected."""
+def _is_inactive(error: httpx.HTTPStatusError) -> bool:
+    """Whether the server does not let a site connect: its key is unknown, or taken for connected."""
     found = FlowerError.from_json(error.response.text)
     return found is not None and found.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
 
@@ -205,12 +194,11 @@ def _in_words(address: str) -> Iterator[None]:
         yield
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
-        if status in (401, 403):
-            raise FedsaddleError(
-                f"{address}: the server does not know this site's key; ask its operator whether key.pem is the current one"
+        if status in (401, 403) or _is_inactive(error):
+            raise Unreachable(
+                f"{address}: the server does not know this site's key (is key.pem the one that its operator has listed?), "
+                "or takes the site for connected still"
             ) from error
-        if _is_online(error):
-            raise Unreachable(f"{address}: the server takes this site for connected still") from error
         if status == 412 or "version" in error.response.text.lower():
             raise FedsaddleError(
                 f"{address}: the server refuses this version of Flower ({_short(error.response.text)}); install the same "

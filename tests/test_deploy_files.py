@@ -1,0 +1,160 @@
+"""What `fedsaddle deploy` writes and what it says of mistakes; nothing here opens a connection that is answered."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from cryptography import x509
+from flwr.cli.build import build_fab_from_disk
+
+from fedsaddle import cli
+from fedsaddle.config import load
+from fedsaddle.deploy.drive import outline
+from fedsaddle.deploy.home import Home, LinkFile, create, private_key, public_pem
+from fedsaddle.deploy.trial import trial
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.sites import Site, agree
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(arguments))
+    out, err = capsys.readouterr()
+    assert ended.value.code == code, err
+    if code == 2:
+        assert err.startswith("fedsaddle: ") and err.count("\n") == 1
+    return out + err
+
+
+def test_init_writes_what_a_federation_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "f"
+    text = said(
+        capsys,
+        "deploy",
+        "init",
+        str(folder),
+        "b",
+        "a",
+        "--address",
+        "fl.example.org:9092",
+        "--listen",
+        "0.0.0.0",
+        code=0,
+    )
+    assert "a federation of 2 sites" in text and "delete key.pem here" in text
+    home = Home(folder)
+    assert list(home.manifest.sites) == ["b", "a"] and home.local == "127.0.0.1:9092"
+    authority = x509.load_pem_x509_certificate(home.certificate)
+    server = x509.load_pem_x509_certificate((home.server / "server.crt").read_bytes())
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "fl.example.org" in names.get_values_for_type(x509.DNSName)
+    for name, public in home.public_keys().items():
+        assert public_pem(private_key(home.site(name) / "key.pem")) == public
+        assert LinkFile.load(home.site(name) / "link.toml").address == "fl.example.org:9092"
+        assert tomllib.loads((home.site(name) / "site.toml").read_text())["name"] == name
+        instructions = (home.site(name) / "README.md").read_text()
+        assert "fedsaddle deploy check site.toml" in instructions and "fl.example.org:9092" in instructions
+    secret = [
+        home.server / "ca.key",
+        home.server / "server.key",
+        home.server / "secret",
+        home.site("a") / "key.pem",
+    ]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret)
+    assert load(folder / "run.toml").tree["data"]["sites"] == str(folder / "federation.toml")
+    assert len(build_fab_from_disk(home.app)) > 0
+    assert "is not empty" in said(capsys, "deploy", "init", str(folder), "b", "a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["one"], "needs at least 2 sites, got 1"),
+        (["a", "b", "a"], "two sites are called 'a'"),
+        (["a", "../b"], "got '../b'"),
+        (["a", "b", "--address", "nowhere"], "address must be host:port"),
+        (["a", "b", "--address", "host:99999"], "address must be host:port"),
+    ],
+)
+def test_init_refuses(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in said(capsys, "deploy", "init", str(tmp_path / "f"), *arguments)
+    assert not (tmp_path / "f").exists()
+
+
+def test_mistakes_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = trial(tmp_path / "f", 3, "127.0.0.1:9")
+    run = str(home.folder / "run.toml")
+    assert "the data are at the sites; try: fedsaddle deploy run" in said(capsys, "run", run)
+    assert "data.quorum: must be a number" in said(capsys, "deploy", "run", run, "--set", "data.quorum=all")
+    assert "partition: has no use here, each site is a client" in said(
+        capsys, "deploy", "run", run, "--set", "partition.name=iid"
+    )
+    (home.folder / "federation.toml").unlink()
+    assert "is no federation" in said(capsys, "deploy", "run", run)
+    assert "can be resumed" in said(capsys, "deploy", "resume", str(tmp_path))
+
+
+def test_check_says_what_is_wrong_with_data_and_connection(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    home = trial(tmp_path / "f", 2, f"127.0.0.1:{port}")
+    file = home.site("site1") / "site.toml"
+    text = said(capsys, "deploy", "check", str(file), code=2)
+    assert "nothing listens there" in text  # on stderr, one line
+    frame = pd.read_csv(home.site("site1") / "data.csv")
+    frame.rename(columns={"label": "lable"}).to_csv(home.site("site1") / "data.csv", index=False)
+    with pytest.raises(SystemExit):
+        cli.main(["deploy", "check", str(file)])
+    assert "lable" in capsys.readouterr().out
+    (home.site("site1") / "link.toml").write_text('adress = "x:1"\n')
+    assert "unknown key" in said(capsys, "deploy", "check", str(home.site("site1") / "site.toml"))
+    (home.site("site2") / "link.toml").unlink()
+    with pytest.raises(SystemExit):
+        cli.main(["deploy", "check", str(home.site("site2") / "site.toml")])
+    assert "the federation's operator sends it" in capsys.readouterr().err
+
+
+def test_the_server_knows_sizes_and_classes_and_no_features(tmp_path: Path) -> None:
+    home = trial(tmp_path / "f", 3, "127.0.0.1:9")
+    sites = [Site.load(home.site(name) / "site.toml") for name in home.manifest.sites]
+    summaries = [site.summary() for site in sites]
+    constants = agree(summaries)
+    known = outline(home.manifest.sites, summaries, constants)
+    own = [site.federation(constants) for site in sites]
+    assert known.names == tuple(home.manifest.sites) and known.sizes.tolist() == [f.n_samples for f in own]
+    assert np.array_equal(known.class_counts(), np.concatenate([f.class_counts() for f in own]))
+    assert known.data["x"].shape[1:] == own[0].data["x"].shape[1:] and known.classes == own[0].classes
+    assert (
+        not known.data["x"].any()
+        and known.data["x"].untyped_storage().nbytes() == 4 * known.data["x"].shape[1]
+    )
+    pooled = torch.cat([f.data["x"] for f in own]).double()
+    assert pooled.mean(0).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("n", [1, 51])
+def test_a_trial_has_some_sites(n: int, tmp_path: Path) -> None:
+    with pytest.raises(FedsaddleError, match="N must be between 2 and 50"):
+        trial(tmp_path / "f", n, "127.0.0.1:9")
+
+
+def test_create_refuses_a_folder_with_files(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    with pytest.raises(FedsaddleError, match="is not empty"):
+        create(tmp_path, ["a", "b"], "127.0.0.1:9")

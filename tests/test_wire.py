@@ -1,0 +1,194 @@
+"""Trees as bytes: every algorithm's messages, replies, memory and states survive, and bytes from a stranger do no harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from fedsaddle.algorithms import codasca
+from fedsaddle.checkpoint import Checkpoint, load, write_whole
+from fedsaddle.checkpoint import save as save_checkpoint
+from fedsaddle.clients import Control, Each, Once, Work, unwrapped
+from fedsaddle.engines.simulation import Simulation
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.participation import Draw
+from fedsaddle.wire import Garbled, classes_of, pack, signature, unpack
+from tests import harness
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+CLASSES = {f"{Pair.__module__}:Pair": Pair}
+TENSORS = st.builds(
+    lambda dtype, shape: (torch.arange(int(np.prod(shape))).reshape(shape) * 0.7 - 1).to(dtype),
+    st.sampled_from([torch.float32, torch.float64, torch.int64, torch.uint8, torch.bfloat16]),
+    st.lists(st.integers(0, 3), max_size=3),
+)
+PLAIN = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**62), 2**62)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+)
+TREES = st.recursive(
+    TENSORS | PLAIN,
+    lambda part: (
+        st.lists(part, max_size=3).map(tuple)
+        | st.builds(Pair, part, part)
+        | st.builds(Each, TENSORS, st.just(8.0))
+    ),
+    max_leaves=8,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        alike = isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape
+        return alike and bool(((a == b) | ((a != a) & (b != b))).all())  # NaN marks what is not known yet
+    if isinstance(a, tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+@settings(deadline=None, max_examples=60)
+@given(TREES)
+def test_a_tree_survives(tree: Any) -> None:
+    again = unpack(pack(tree), CLASSES)
+    assert same(tree, again) and signature(tree) == signature(again)
+
+
+class Wired(Simulation):
+    """A simulation whose messages and replies go through bytes."""
+
+    def _run(self, work: Work, message: Any, who: Draw, phase: int) -> Iterator[tuple[np.ndarray, Any]]:
+        classes = classes_of(work.__self__, self.problem)  # type: ignore[attr-defined]
+        for at, reply in super()._run(work, unpack(pack(unwrapped(message)), classes), who, phase):
+            if self._memory is not None:
+                remembered = self.memory
+                assert same(remembered, unpack(pack(remembered), classes))
+            yield at, unpack(pack(reply), classes)
+
+
+@pytest.mark.parametrize("name", harness.CASES)
+def test_every_algorithm_survives_the_wire_and_the_disk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = harness.CASES[name]
+    twin, rounds = harness.TWINS[case.twin], min(case.rounds, 4)
+    settings = dict(start=twin.z0(), participation=case.participation, batching=case.batching)
+    plain = harness.drive(case.algorithm, twin.problem(), twin.data(), rounds, **settings)
+
+    def stored(state: Any, clients: Any) -> Any:
+        return unpack(pack(state), classes_of(case.algorithm, clients.problem))
+
+    monkeypatch.setattr(harness, "Simulation", Wired)
+    wired = harness.drive(case.algorithm, twin.problem(), twin.data(), rounds, after=stored, **settings)
+    assert np.array_equal(plain.z, wired.z)
+
+
+def test_a_part_sent_once_is_looked_up_afterwards() -> None:
+    message = Pair(Once(torch.ones(1, 2), version=4, name="point"), Once(torch.zeros(1, 1), version=0))
+    name = lambda once, place: once.name or f"work {place}"
+    kept: dict[str, tuple[int, torch.Tensor]] = {}
+    first = pack(message, lambda once, k: (name(once, k), True))
+    got = unpack(first, CLASSES, keep=lambda key, version, value: kept.update({key: (version, value)}))
+    assert same(got, Pair(torch.ones(1, 2), torch.zeros(1, 1))) and set(kept) == {"point", "work 1"}
+    later = pack(message, lambda once, k: (name(once, k), False))
+    assert len(later) < len(first)
+    asked = []
+    got = unpack(later, CLASSES, held=lambda key, version: asked.append((key, version)) or kept[key][1])
+    assert same(got, Pair(torch.ones(1, 2), torch.zeros(1, 1))) and asked == [("point", 4), ("work 1", 0)]
+    with pytest.raises(Garbled, match="'point' was not sent"):
+        unpack(later, CLASSES)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("harm",)
+
+
+def _saved(structure: Any) -> bytes:
+    return save({"0": torch.ones(1)}, {"tree": json.dumps(structure)})
+
+
+GARBAGE = {
+    "nothing": b"",
+    "noise": bytes(range(256)) * 4,
+    "a pickle": pickle.dumps(Evil()),
+    "cut short": pack(Pair(torch.ones(100), 1))[:-8],
+    "no tree": save({"0": torch.ones(1)}),
+    "a class of another module": _saved({"named": "os:stat_result", "parts": [1]}),
+    "a function": _saved({"named": "os:mkdir", "parts": ["harm"]}),
+    "too many parts": _saved({"named": f"{Pair.__module__}:Pair", "parts": [1, 2, 3]}),
+    "no such tensor": _saved({"tensor": "1"}),
+    "a list": _saved([1, 2]),
+    "an unknown form": _saved({"dict": {}}),
+    "deep": save({"0": torch.ones(1)}, {"tree": '{"tuple":[' * 100_000}),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_bytes_that_are_no_tree_are_refused(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Garbled, match=r"^wire: "):
+        unpack(GARBAGE[what], CLASSES)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(
+        FedsaddleError, match="must consist of tensors, None, numbers, text and tuples, got dict"
+    ):
+        pack(({"a": 1},))
+    with pytest.raises(FedsaddleError, match="got ndarray"):
+        pack(np.ones(3))
+
+
+def test_controls_are_opened_before_they_are_sent() -> None:
+    down = codasca.Down(torch.ones(1, 2), torch.ones(1, 2), None, 3)
+    message = Pair(down, Control(torch.ones(1, 1)))
+    classes = CLASSES | classes_of(harness.CASES["codasca"].algorithm)
+    assert same(unpack(pack(unwrapped(message)), classes), Pair(down, torch.ones(1, 1)))
+
+
+def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = harness.library("codasca")
+    case = harness.CASES["codasca"]
+    path = tmp_path / "checkpoint.safetensors"
+    save_checkpoint(path, Checkpoint(7, run.states[-1], (("p", 0.25),), {"failures": 2}))
+    got = load(path, case.algorithm, run.clients.problem)
+    assert same(got.state, run.states[-1]) and got._replace(state=None) == (
+        7,
+        None,
+        (("p", 0.25),),
+        {"failures": 2},
+    )
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        os, "replace", stopped
+    )  # as if the machine had stopped before the new file took its place
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(path, Checkpoint(8, run.states[0], (), {}))
+    monkeypatch.undo()
+    assert load(path, case.algorithm, run.clients.problem).round == 7
+    write_whole(path, path.read_bytes()[:-100])
+    with pytest.raises(FedsaddleError, match="is not a checkpoint of this run"):
+        load(path, case.algorithm, run.clients.problem)
