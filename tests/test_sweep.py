@@ -130,6 +130,27 @@ def test_a_federation_is_loaded_once(monkeypatch: pytest.MonkeyPatch, groups: li
 # ------------------------------------------------------------------------------------------------- resuming
 
 
+def test_processes_give_the_same_results_and_go_on_where_they_stopped() -> None:
+    file = save(CANCER)
+    alone = sweep(file, out="alone")
+    journal = Path("beside/runs.jsonl")
+    sweep(file, out="beside", jobs=2)
+    lines = journal.read_text().splitlines()
+    assert len(lines) == 4
+    journal.write_text(lines[0] + "\n")
+    beside = sweep(file, out="beside", jobs=2)
+    assert len(journal.read_text().splitlines()) == 4
+    for a, b in zip(alone.rows, beside.rows, strict=True):
+        for x, y in zip(a.runs, b.runs, strict=True):
+            assert measured(x["metrics"]) == pytest.approx(measured(y["metrics"]), abs=1e-10)
+
+
+def test_an_error_in_a_process_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    file = save(QUADRATIC, points={"algorithm.lr": [0.1, 0.05]})
+    assert cli._main(["sweep", file, "--jobs", "2", "--set", "train.device=cuda:7"]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
 def test_resumes_after_lines_are_lost(groups: list[int]) -> None:
     file = save(QUADRATIC)
     first = sweep(file, out="out")

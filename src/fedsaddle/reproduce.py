@@ -24,6 +24,7 @@ real-valued hyper-parameters are computed together (journal.py).
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import time
@@ -35,6 +36,7 @@ from typing import Any, NamedTuple
 from fedsaddle import config
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.journal import Bar, Entry, Journal, finish, over_seeds
+from fedsaddle.schema import Tree
 from fedsaddle.sweep import grid_points
 
 
@@ -82,6 +84,8 @@ def reproduce(
     out: Path | None = None,
     progress: bool | None = None,
     options: Mapping[str, str] = {},
+    jobs: int = 1,
+    device: str | None = None,
 ) -> Path:
     """Run an experiment and write table.md, results.json and figure.html; returns their folder.
 
@@ -91,12 +95,17 @@ def reproduce(
         out: where to; by default runs/reproduce/PAPER/NAME.
         progress: a progress bar on stderr; by default when that is a terminal.
         options: which variant, by the names in the experiment's OPTIONS; their first values unless given.
+        jobs: so many processes compute beside one another.
+        device: "cuda": computed there, not where base.toml says.
     """
     folder = _root() / name
     if not (folder / "experiment.py").is_file():
         raise FedsaddleError(f"experiment {name!r}: unknown; known are {', '.join(experiments()) or 'none'}")
     experiment = _load(folder)
     chosen = _variant(name, experiment, options)
+    base = config.read(folder / "base.toml")
+    if device is not None:
+        config.put(base, ["train", "device"], device, f"--device {device}")
     variant = "-".join(["", *chosen.values()])
     out = out or Path("runs") / "reproduce" / f"{name}{variant}{'-quick' if quick else ''}"
     out.mkdir(parents=True, exist_ok=True)
@@ -111,13 +120,9 @@ def reproduce(
     for i, step in enumerate(steps):
         title = name if len(steps) == 1 else f"{name}, step {i + 1} of {len(steps)}"
         earlier_rows.append(rows)
-        rows = _tuned(
-            folder / "base.toml", experiment, step(rows, quick, **chosen), seeds, journal, progress, title
-        )
+        rows = _tuned(base, experiment, step(rows, quick, **chosen), seeds, journal, progress, title, jobs)
     if hasattr(experiment, "extra_rows"):
-        rows = rows + experiment.extra_rows(
-            quick, lambda change: _changed(folder / "base.toml", change), **chosen
-        )
+        rows = rows + experiment.extra_rows(quick, lambda change: _changed(base, change), **chosen)
     verdicts: list[Verdict] = experiment.judge(rows)
     results = {
         "experiment": name,
@@ -155,13 +160,14 @@ def _variant(name: str, experiment: ModuleType, options: Mapping[str, str]) -> d
 
 
 def _tuned(
-    base: Path,
+    base: Tree,
     experiment: ModuleType,
     cells: Sequence[Cell],
     seeds: Sequence[int],
     journal: Journal,
     progress: bool | None,
     title: str,
+    jobs: int,
 ) -> list[Row]:
     """The best point of each cell on validation data, with its metrics over seeds."""
     wanted = [
@@ -171,7 +177,7 @@ def _tuned(
         for seed in seeds
     ]
     with Bar(progress, len(wanted), title) as tick:
-        entries = iter(finish(wanted, journal, tick=tick))
+        entries = iter(finish(wanted, journal, tick=tick, jobs=jobs))
     rows: list[Row] = []
     for cell in cells:
         tried = [
@@ -204,11 +210,11 @@ def _seen(experiment: ModuleType, runs: Sequence[Entry]) -> Row:
     return {"metrics": over_seeds(measured), "curves": {"round": runs[0]["curves"]["round"], **values}}
 
 
-def _changed(base: Path, change: Mapping[str, Any]) -> config.Config:
-    tree = config.read(base)
+def _changed(base: Tree, change: Mapping[str, Any]) -> config.Config:
+    tree = copy.deepcopy(base)
     for key, value in change.items():
         config.put(tree, key.split("."), value, f"{key} = {value!r}")
-    return config.resolve(tree, base.stem)
+    return config.resolve(tree, "base")
 
 
 def _markdown(

@@ -436,6 +436,7 @@ def sweep(
     overrides: Sequence[str] = (),
     out: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
+    jobs: int = 1,
 ) -> Result:
     """Compute a sweep, choose on validation data, and write table.md, results.json, best.toml and sweep.html.
 
@@ -444,6 +445,7 @@ def sweep(
         overrides: assignments such as "algorithm.lr=0.05".
         out: a folder; runs that it holds are not computed again. By default runs/sweep/NAME.
         progress: a progress bar on stderr; by default when that is a terminal.
+        jobs: so many processes compute beside one another, each with one thread.
     """
     todo = plan(path, overrides)
     out = Path(out) if out is not None else Path("runs") / "sweep" / todo.name
@@ -458,7 +460,7 @@ def sweep(
     wanted = [c for runs in todo.runs for c in runs]
     try:
         with Bar(progress, len(wanted), todo.name) as tick:
-            entries = iter(finish(wanted, journal, todo.together, tick, federations))
+            entries = iter(finish(wanted, journal, todo.together, tick, federations, jobs))
     except BaseException as error:
         error.add_note(f"finished runs are in {journal.path}, and the same call goes on from there")
         raise
