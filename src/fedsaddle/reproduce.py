@@ -129,7 +129,8 @@ def reproduce(
         "quick": quick,
         "command": f"fedsaddle reproduce {name}"
         + "".join(f" --{k} {v}" for k, v in chosen.items())
-        + (" --quick" if quick else ""),
+        + (" --quick" if quick else "")
+        + (f" --device {device}" if device else ""),
         "options": chosen,
         "seeds": list(seeds),
         "seconds": round(earlier + time.perf_counter() - started, 1),
