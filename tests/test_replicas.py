@@ -12,6 +12,7 @@ from fedsaddle.algorithms import (
     FFMDR,
     NPA,
     SCAFFOLD,
+    AgnosticFedAvg,
     AgnosticFL,
     AmplifiedFedAvg,
     AmplifiedSCAFFOLD,
@@ -80,6 +81,7 @@ CASES = {
     "fednest": lambda lr: FedNest(lr=lr, lr_dual=2 * lr, local_steps=3, inner_loops=2),
     "scaff_pd": lambda lr: ScaffPD(tau=lr, sigma=10 * lr, theta=1 - lr, local_steps=3, server_lr=1 + lr),
     "afl": lambda lr: AgnosticFL(lr=lr, local_steps=3, dual_lr=lr),
+    "agnostic_fedavg": lambda lr: AgnosticFedAvg(lr=lr, local_steps=3, dual_lr=10 * lr),
     "q_fedavg": lambda lr: QFedAvg(lr=lr, local_steps=3, q=1 + lr),
     "codasca_as_published": lambda lr: PublishedCODASCA(lr=lr, local_steps=3, clip=1 + lr, **STAGES),
 }

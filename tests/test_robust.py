@@ -13,13 +13,14 @@ from torch import nn
 
 import fedsaddle as fs
 from fedsaddle import ambiguity, projections
-from fedsaddle.algorithms import DRFA, SCAFFOLD, AgnosticFL, DeltaFL, FedAvg, QFedAvg, ScaffPD
+from fedsaddle.algorithms import DRFA, SCAFFOLD, AgnosticFedAvg, AgnosticFL, DeltaFL, FedAvg, QFedAvg, ScaffPD
 from fedsaddle.algorithms.fair import quantile
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.participation import Full, Uniform
 from fedsaddle.problems import AUC, ERM, RobustRegression, robust_regression_federation
 from tests import harness
 from tests.harness import FEATURES, FULL, binary, clients_of, drive
+from tests.reference import scaffpd as ref_robust
 
 SETS = ["chi2(0.3)", "afl", "cvar(0.4)", "average", "q_ffl(1.5)"]
 N = 6
@@ -122,6 +123,7 @@ def test_capped_simplex(cap: float) -> None:
         (lambda: ScaffPD(theta=1.5), "theta must be at most 1, got 1.5"),
         (lambda: QFedAvg(q=-1.0), "q must be >= 0, got -1.0"),
         (lambda: QFedAvg(server_lr=0.5), "leave out server_lr and weights"),
+        (lambda: AgnosticFedAvg(ambiguity="chi2(0.1)"), "AgnosticFedAvg: ambiguity must be 'afl', got 'chi2(0.1)'"),
         (lambda: DeltaFL(tail=0.0), "tail must be above 0 and at most 1, got 0.0"),
         (lambda: RobustRegression(0), "dim must be >= 1"),
     ],
@@ -257,7 +259,11 @@ def test_partial_participation_follows_stale_losses() -> None:
 
 def test_baselines_are_fedavg_in_their_limits() -> None:  # T37
     plain = run(FedAvg(lr=0.1, local_steps=3)).z
-    for algorithm in (QFedAvg(lr=0.1, local_steps=3, q=0.0), AgnosticFL(lr=0.1, local_steps=3, dual_lr=0.0)):
+    for algorithm in (
+        QFedAvg(lr=0.1, local_steps=3, q=0.0),
+        AgnosticFL(lr=0.1, local_steps=3, dual_lr=0.0),
+        AgnosticFedAvg(lr=0.1, local_steps=3, dual_lr=0.0),
+    ):
         np.testing.assert_allclose(run(algorithm).z, plain, rtol=0, atol=1e-9)
     by_samples = run(FedAvg(lr=0.1, local_steps=3, weights="samples")).z
     np.testing.assert_allclose(
@@ -293,6 +299,7 @@ def test_robust_methods_lower_the_largest_loss() -> None:
     for algorithm in (
         ScaffPD(ambiguity="chi2(0.01)", tau=0.3, sigma=5.0, local_steps=3),
         AgnosticFL(lr=0.1, local_steps=3, dual_lr=0.2),
+        AgnosticFedAvg(lr=0.1, local_steps=3, dual_lr=1.0),
         QFedAvg(lr=0.3, local_steps=3, q=3.0),
         DeltaFL(lr=0.1, local_steps=3, tail=0.3),
     ):
@@ -315,6 +322,35 @@ def test_afl_with_one_gradient_reaches_the_robust_optimum() -> None:
         return float(np.abs(drive(algorithm, problem, fed, 1500, batching=FULL).z[-1] - best).max())
 
     assert error(1) < 1e-8 and error(10) > 1e-4
+
+
+def test_agnostic_fedavg_stops_at_a_saddle_of_the_worst_mixture() -> None:
+    """One full gradient: clients with weight have the largest loss, their gradients cancel; many local steps stop aside."""
+    fed, problem = robust_regression_federation(heterogeneity=0.3), RobustRegression(10)
+    pairs = [(np.asarray(c["x"]), np.asarray(c["y"])) for c in clients_of(fed)]
+    best, _ = ref_robust.robust_optimum(pairs, problem.mu, ref_robust.afl_set())
+    loss, gradient = ref_robust.regression_callbacks(pairs, problem.mu)
+
+    def ends(local_steps: int) -> tuple[np.ndarray, np.ndarray]:
+        algorithm = AgnosticFedAvg(lr=0.05, local_steps=local_steps, dual_lr=0.5)
+        got = drive(algorithm, problem, fed, 3000, batching=FULL)
+        return got.z[-1], got.states[-1].lam[0].numpy()
+
+    x, lam = ends(1)
+    L = np.array([loss(i, x) for i in range(5)])
+    assert np.abs(x - best).max() < 1e-6 and lam.sum() == pytest.approx(1.0)
+    assert lam @ (L.max() - L) < 1e-6 < L.max() - L.min()  # complementarity, and it is not void
+    assert np.abs(sum(lam[i] * gradient(i, x) for i in range(5))).max() < 1e-6
+    assert np.abs(ends(10)[0] - best).max() > 1e-4
+
+
+def test_a_weight_that_was_rounded_away_comes_back() -> None:
+    algorithm = AgnosticFedAvg(dual_lr=50.0)
+    lam = algorithm.dual_step(torch.full((1, 2), 0.5), torch.tensor([[0.0, 9.0]]))
+    assert lam[0, 0] == 0.0
+    for _ in range(3):
+        lam = algorithm.dual_step(lam, torch.tensor([[9.0, 0.0]]))
+    assert lam[0, 0] > 0.99
 
 
 def test_delta_fl_trains_the_tail_alone() -> None:
