@@ -45,12 +45,14 @@ LABELS = {
     "auc": "Test AUC", "train_auc": "Training AUC", "valid_auc": "Validation AUC",
     "auc_clients": "AUC, mean over clients", "auc_worst20": "AUC, worst 20 % of clients",
     "auc_best20": "AUC, best 20 % of clients", "auc_std": "AUC, spread over clients",
+    "auc_gini": "AUC, Gini coefficient over clients",
     "single_class_clients": "Single-class clients",
     "partial_auc": "Test partial AUC", "train_partial_auc": "Training partial AUC",
     "precision": "Nearest items of the same class", "train_precision": "Nearest items of the same class, training",
     "accuracy": "Test accuracy", "train_accuracy": "Training accuracy", "valid_accuracy": "Validation accuracy",
     "accuracy_clients": "Accuracy, mean over clients", "accuracy_worst20": "Accuracy, worst 20 % of clients",
     "accuracy_best20": "Accuracy, best 20 % of clients", "accuracy_std": "Accuracy, spread over clients",
+    "accuracy_gini": "Accuracy, Gini coefficient over clients",
     "distance": "Distance to the saddle point", "field_norm": "Norm of the saddle field",
     "loss": "Training loss", "grad_norm": "Gradient norm",
     "phi": "Objective φ = max over the dual", "grad_phi": "Gradient norm ‖∇φ‖",
@@ -151,6 +153,9 @@ def base(main: str) -> str:
 
 def label(key: str) -> str:
     """What a metric is called; `unit` is shorter."""
+    of_clients = LABELS.get(key.removeprefix("valid_"))
+    if key not in LABELS and of_clients is not None:
+        return f"Validation {of_clients}"
     return LABELS.get(key) or key.replace("_", " ").capitalize()
 
 

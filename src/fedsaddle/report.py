@@ -37,6 +37,8 @@ NOTES = {
     "single_class_clients": "their AUC is undefined, so they are counted here instead",
     "auc_std": "standard deviation",
     "accuracy_std": "standard deviation",
+    "auc_gini": "0 where all clients are equal",
+    "accuracy_gini": "0 where all clients are equal",
     "bytes_down": "all rounds, all clients, as 4-byte numbers",
     "bytes_up": "all rounds, all clients, as 4-byte numbers",
 }

@@ -396,7 +396,7 @@ class Result:
         """What was measured on test data."""
         on_test = all(entry.get("clients_evaluated_on") == "test" for entry in row.runs)
         skip = (*_OPTIMISATION, *_BOOKKEEPING, "diverged", "single_class_clients")
-        of_clients = ("_clients", "_worst20", "_best20", "_std")
+        of_clients = ("_clients", "_worst20", "_best20", "_std", "_gini")
         return {
             k: v
             for k, v in row.metrics.items()

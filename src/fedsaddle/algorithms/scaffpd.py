@@ -18,7 +18,7 @@ SCAFF-PD: Yu, Karimireddy, Ma, Jordan 2023, Algorithm 1. AFL: Mohri, Sivek, Sure
 Deviations: in the first round L^{r-1} = L^r (E5.1). c is the mean by the new weights (E5.2). The growing schedule also
 shrinks tau, as the proof of Lemma B.3 has it (E5.3). eta_l follows from tau (E5.4). Where not all clients take part, those
 that do not keep their last losses, and the sums go over the participants with their weights scaled to one: the method then
-follows stale losses and its theorems do not apply. AgnosticFedAvg is from what is recalled of it, its paper not being at hand.
+follows stale losses and its theorems do not apply. AgnosticFedAvg is from what is recalled of it: its paper was not at hand.
 """
 
 from __future__ import annotations
@@ -247,7 +247,9 @@ class AgnosticFL(Robust):
 
 @dataclass(frozen=True)
 class AgnosticFedAvg(AgnosticFL):
-    """AgnosticFedAvg: AFL with local steps whose weights are multiplied, not projected: lambda_i ~ lambda_i exp(dual_lr L_i).
+    """AgnosticFedAvg: AFL with local steps and weights that are multiplied, not projected.
+
+        lambda_i <- lambda_i exp(dual_lr L_i) / sum_j lambda_j exp(dual_lr L_j)
 
     From what is recalled of the paper, in which a client may hold data of several domains; here each client is one.
 
