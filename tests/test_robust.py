@@ -17,7 +17,14 @@ from fedsaddle.algorithms import DRFA, SCAFFOLD, AgnosticFedAvg, AgnosticFL, Del
 from fedsaddle.algorithms.fair import quantile
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.participation import Full, Uniform
-from fedsaddle.problems import AUC, ERM, RobustRegression, robust_regression_federation
+from fedsaddle.problems import (
+    AUC,
+    ERM,
+    QuadraticSaddle,
+    RobustRegression,
+    quadratic_federation,
+    robust_regression_federation,
+)
 from tests import harness
 from tests.harness import FEATURES, FULL, binary, clients_of, drive
 from tests.reference import scaffpd as ref_robust
@@ -254,6 +261,78 @@ def test_partial_participation_follows_stale_losses() -> None:
         assert ((before.losses != after.losses).sum() <= 3).item()
 
 
+# ------------------------------------------------------------------------------------------- min-max problems
+
+
+def robust_saddle(fed: fs.Federation, rho: float) -> tuple[np.ndarray, np.ndarray]:
+    """(z, lambda) of min_x max_{y, lambda} sum lambda_i f_i(x, y) - psi(lambda) for quadratics, in NumPy alone.
+
+    z(lambda) solves a linear system; lambda goes a part of the way to its best response until it stays.
+    """
+    D = {k: v.numpy() for k, v in fed.data.items()}
+    lam = np.full(fed.n_clients, 1 / fed.n_clients)
+    for _ in range(2000):
+        A, B, C, a, b = (np.tensordot(lam, D[k], 1) for k in "ABCab")
+        z = np.linalg.solve(np.block([[A, B], [B.T, -C]]), np.concatenate([-a, b]))
+        lam = lam + 0.1 * (ref_robust.chi2(rho).response(quadratic_values(D, z)) - lam)
+    return z, lam
+
+
+def quadratic_values(D: dict[str, np.ndarray], z: np.ndarray) -> np.ndarray:
+    x, y = z[: D["a"].shape[1]], z[D["a"].shape[1] :]
+    quadratic = np.einsum("i,nij,j->n", x, D["A"], x) / 2 - np.einsum("i,nij,j->n", y, D["C"], y) / 2
+    return np.asarray(quadratic + np.einsum("i,nij,j->n", x, D["B"], y) + D["a"] @ x - D["b"] @ y)
+
+
+def test_a_shared_dual_inside_the_weights() -> None:
+    """SCAFF-PD and one-step AFL reach the saddle in (x, y, lambda); without corrections many local steps stop aside."""
+    fed, problem = quadratic_federation(clients=5, dim_x=4, dim_y=3, heterogeneity=0.5), QuadraticSaddle(4, 3)
+    D, (z, lam) = {k: v.numpy() for k, v in fed.data.items()}, robust_saddle(fed, 2.0)
+    assert np.ptp(lam) > 0.1
+    psi = lambda u: 2.0 / 10 * ((5 * u - 1) ** 2).sum()
+    value = lam @ quadratic_values(D, z) - psi(lam)
+    rng = np.random.default_rng(0)
+    for _ in range(300):  # it is a saddle: (y, lambda) cannot gain, x cannot save
+        other, u = (
+            z + rng.choice([0.1, 1.0]) * rng.standard_normal(7),
+            rng.dirichlet(np.full(5, rng.choice([1.0, 50.0]))),
+        )
+        assert u @ quadratic_values(D, np.concatenate([z[:4], other[4:]])) - psi(u) < value
+        assert lam @ quadratic_values(D, np.concatenate([other[:4], z[4:]])) - psi(lam) > value
+
+    def error(algorithm: fs.Algorithm) -> float:
+        got = drive(algorithm, problem, fed, 400, batching=FULL)
+        return float(max(np.abs(got.z[-1] - z).max(), np.abs(got.states[-1].lam[0].numpy() - lam).max()))
+
+    steps = dict(ambiguity="chi2(2)", tau=0.1, sigma=0.1, local_steps=10)
+    assert error(ScaffPD(**steps)) < 1e-8 and error(ScaffPD(**steps, corrected=False)) > 1e-4
+    assert error(AgnosticFL(ambiguity="chi2(2)", lr=0.1, local_steps=1, dual_lr=0.1)) < 1e-8
+
+
+def test_auc_inside_the_weights_is_the_auc_loss_of_the_worst_mixture() -> None:
+    """At the end the weights are the best response, and alpha is that of the mixture by these weights."""
+    problem, p = AUC(nn.Linear(FEATURES, 1), p=0.4), 0.4
+    got = drive(
+        ScaffPD(ambiguity="chi2(0.3)", tau=0.5, sigma=1.0, local_steps=5),
+        problem,
+        binary(),
+        1500,
+        batching=FULL,
+    )
+    z, lam = got.z[-1], got.states[-1].lam[0]
+    clients = harness.connect(problem, binary(), batching=FULL)
+    cohort, at = clients.cohort(np.arange(N), 0), torch.from_numpy(z).expand(N, -1)
+    L, F = cohort.full_loss(at).squeeze(-1), cohort.full_field(at)
+    assert (lam @ F).abs().max() < 1e-7 < (F.mean(0)).abs().max()
+    torch.testing.assert_close(lam, ambiguity.Chi2(0.3).best(L), rtol=0, atol=1e-7)
+    X = np.array([
+        np.mean(np.where(c["y"] == 1, p - 1, p) * (c["x"] @ z[:FEATURES] + z[FEATURES])) for c in clients_of(binary())
+    ])  # fmt: skip
+    assert z[-1] == pytest.approx(lam.numpy() @ X / (p * (1 - p)), abs=1e-7)
+    # where the objective is concave in (alpha, lambda), as docs/mathematics.md has it
+    assert 2 * ((X - X.mean()) ** 2).sum() / (p * (1 - p)) < 0.3 * N
+
+
 # ----------------------------------------------------------------------------------------------------- baselines
 
 
@@ -333,7 +412,7 @@ def test_agnostic_fedavg_stops_at_a_saddle_of_the_worst_mixture() -> None:
 
     def ends(local_steps: int) -> tuple[np.ndarray, np.ndarray]:
         algorithm = AgnosticFedAvg(lr=0.05, local_steps=local_steps, dual_lr=0.5)
-        got = drive(algorithm, problem, fed, 3000, batching=FULL)
+        got = drive(algorithm, problem, fed, 1500, batching=FULL)
         return got.z[-1], got.states[-1].lam[0].numpy()
 
     x, lam = ends(1)
