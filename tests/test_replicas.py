@@ -313,3 +313,25 @@ def test_a_failure_is_everybodys(federation: fs.Federation) -> None:
     for run in runs:
         with pytest.raises(ValueError, match="no metrics today"):
             _ = run.z
+
+
+def test_weights_are_recorded_as_in_a_run_alone(federation: fs.Federation) -> None:
+    def runs() -> list[fs.Run]:
+        problem = fs.ERM(torch.nn.Linear(federation.data["x"].shape[1], 1))
+        return [
+            fs.train(
+                problem, ScaffPD(tau=tau, sigma=2.0, local_steps=2), federation, rounds=4, dtype="float64"
+            )
+            for tau in (0.05, 0.2)
+        ]
+
+    torch.manual_seed(0)
+    together = runs()
+    torch.manual_seed(0)
+    alone = runs()
+    run_together(together)
+    for a, b in zip(together, alone, strict=True):
+        for mine, other in zip(a.records[1:], b.records[1:], strict=True):
+            assert mine["weights"] == pytest.approx(other["weights"], abs=1e-6)
+        assert "weights" not in a.history.columns and "weights" not in a.metrics
+    assert together[0].records[-1]["weights"] != together[1].records[-1]["weights"]

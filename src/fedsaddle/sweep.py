@@ -57,7 +57,9 @@ _OPTIONS = {
 }  # fmt: skip
 # measures of the optimisation itself, which say nothing of generalisation and need no validation data
 _OPTIMISATION = ("distance", "field_norm", "grad_phi", "grad_norm", "phi", "loss")
-_BOOKKEEPING = ("round", "phases", "bytes_down", "bytes_up", "failures", "participants", "clients", "seconds")
+_BOOKKEEPING = (
+    "round", "phases", "bytes_down", "bytes_up", "failures", "participants", "clients", "weights", "seconds",
+)  # fmt: skip
 _SCALE = [[0, "@empty"], [1, "@c0"]]  # of a map, from worst to best
 
 
