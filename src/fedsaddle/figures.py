@@ -155,7 +155,7 @@ def label(key: str) -> str:
     """What a metric is called; `unit` is shorter."""
     of_clients = LABELS.get(key.removeprefix("valid_"))
     if key not in LABELS and of_clients is not None:
-        return f"Validation {of_clients}"
+        return f"Validation {of_clients.replace('Accuracy', 'accuracy')}"
     return LABELS.get(key) or key.replace("_", " ").capitalize()
 
 

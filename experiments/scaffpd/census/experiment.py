@@ -17,13 +17,14 @@ SEEDS = [0, 1, 2]
 
 NONE = "none"  # no weights
 ERM, AUC = {"problem.name": "erm"}, {"problem.name": "auc"}
-RHOS = {"SCAFF-PD, logistic loss": (0.5, 0.1, 0.02), "SCAFF-PD, AUC inside": (0.1, 0.02, 0.005)}
+RHOS = {"SCAFF-PD, logistic loss": (0.5, 0.1), "SCAFF-PD, AUC inside": (0.1, 0.02)}
 FEDAVG, CODASCA = "FedAvg, logistic loss", "CODASCA, AUC"
 LOGISTIC, INSIDE = RHOS
 
 
 def cells(quick):
-    steps = {m: [s] if quick else [0.3 * s, s, 3 * s] for m, s in ((FEDAVG, 0.1), (CODASCA, 0.03))}
+    steps = {FEDAVG: [0.1, 0.3, 1.0], CODASCA: [0.02, 0.05, 0.1]}
+    steps = {m: s[:1] if quick else s for m, s in steps.items()}
     small = {"data.limit": 20000, "train.rounds": 3} if quick else {}
     out = [
         Cell({"method": FEDAVG, "rho": NONE}, {**small, **ERM}, {"algorithm.lr": steps[FEDAVG]}),
@@ -36,7 +37,7 @@ def cells(quick):
                 **small, **problem, "algorithm.name": "scaff_pd", "algorithm.ambiguity": f"chi2({rho})",
                 "algorithm.sigma": 0.1 / (rho * 12),  # of the weights: a tenth of the way to their best response
             }  # fmt: skip
-            taus = [10 * s for s in steps[alike]]  # ten local steps of these lengths
+            taus = [round(10 * s, 1) for s in steps[alike]]  # ten local steps of these lengths
             out.append(Cell({"method": method, "rho": f"{rho}"}, settings, {"algorithm.tau": taus}))
     return out
 
