@@ -101,6 +101,30 @@ def test_cvar_is_the_mean_of_the_worst() -> None:  # T6
         assert ambiguity.CVaR(k / N).value(L).item() == pytest.approx(worst, rel=1e-12)
 
 
+def test_the_simplex_takes_large_and_undefined_entries() -> None:
+    v = torch.tensor([[1e20, 0.0, 1e20], [torch.nan, 0.0, 1.0], [torch.inf, 0.0, 1.0], [0.2, 0.3, 0.5]])
+    u = projections.simplex()(v, 0.0)
+    torch.testing.assert_close(u[0], torch.tensor([0.5, 0.0, 0.5]))
+    assert u[1:3].isnan().all()
+    torch.testing.assert_close(u[3], v[3])
+
+
+def test_a_run_whose_losses_overflow_is_reported_as_diverged() -> None:
+    from fedsaddle.errors import Diverged
+    from fedsaddle.replicas import run_together
+
+    def start(tau: float) -> fs.Run:
+        algorithm = ScaffPD(ambiguity="chi2(0.1)", tau=tau, local_steps=2)
+        return fs.train(AUC(nn.Linear(FEATURES, 1), p=0.4), algorithm, binary(), rounds=40, dtype="float64")
+
+    torch.manual_seed(0)
+    wild, sound = start(1e6), start(0.1)
+    run_together([wild, sound])
+    with pytest.raises(Diverged):
+        wild.finish()
+    assert np.isfinite(sound.metrics["train_auc"]) and sound.records[-1]["round"] == 40
+
+
 @pytest.mark.parametrize("cap", [1.0, 0.4, 0.2, 1 / 6])
 def test_capped_simplex(cap: float) -> None:
     """Feasible, idempotent, and nearest: no feasible point is closer."""

@@ -25,7 +25,12 @@ LOGISTIC, INSIDE = RHOS
 def cells(quick):
     steps = {FEDAVG: [0.1, 0.3, 1.0], CODASCA: [0.02, 0.05, 0.1]}
     steps = {m: s[:1] if quick else s for m, s in steps.items()}
-    small = {"data.limit": 20000, "train.rounds": 3} if quick else {}
+    small = {}
+    if quick:
+        small = {
+            "data": {"name": "synthetic_binary", "n": 1500, "test": 0.3, "valid": 0.3},
+            "partition": {"name": "dirichlet", "clients": 12, "min_per_class": 5}, "train.rounds": 3,
+        }  # fmt: skip
     out = [
         Cell({"method": FEDAVG, "rho": NONE}, {**small, **ERM}, {"algorithm.lr": steps[FEDAVG]}),
         Cell({"method": CODASCA, "rho": NONE}, {**small, **AUC, "algorithm.name": "codasca"},
