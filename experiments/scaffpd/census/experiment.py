@@ -73,7 +73,7 @@ def judge(rows):
         ("Robust weights raise the worst 20 % over AUC maximisation alone", INSIDE, (CODASCA,), "auc_worst20"),
         ("AUC inside robust weights has the highest worst 20 % of all four", INSIDE, others, "auc_worst20"),
     ]  # fmt: skip
-    verdicts = [
+    return [
         Verdict(
             f"{claim}, by more than the deviation over seeds",
             all(higher(a, b, k) for b in rest),
