@@ -10,6 +10,7 @@ from fedsaddle.algorithms import (
     FFMDR,
     NPA,
     SCAFFOLD,
+    AgnosticFedAvg,
     AgnosticFL,
     Algorithm,
     AmplifiedFedAvg,
@@ -62,8 +63,8 @@ except _metadata.PackageNotFoundError:  # run from a source tree that is not ins
     __version__ = "unknown"
 
 __all__ = [
-    "AUC", "AgnosticFL", "Algorithm", "AmplifiedFedAvg", "AmplifiedSCAFFOLD", "CODA", "CODAPlus", "CODASCA",
-    "Contrastive", "Custom", "CyCpFedAvg", "CyCpMinimax", "CyCpPairwise", "Cyclic", "DRFA", "DeltaFL", "ERM",
+    "AUC", "AgnosticFL", "AgnosticFedAvg", "Algorithm", "AmplifiedFedAvg", "AmplifiedSCAFFOLD", "CODA", "CODAPlus",
+    "CODASCA", "Contrastive", "Custom", "CyCpFedAvg", "CyCpMinimax", "CyCpPairwise", "Cyclic", "DRFA", "DeltaFL", "ERM",
     "FFMDR", "FeDXL2", "FedAvg", "FedNest", "FedNormSGDA", "FedProx", "FedSGDA", "FedSGDAM", "FedSGDAPlus",
     "Federation", "FedsaddleError", "Full", "Independent", "LocalSGDA", "Markov", "MomentumLocalSGDA", "NPA",
     "NonconvexPL", "PairwiseAUC", "PartialAUC", "Participation", "Problem", "PublishedCODASCA", "QFedAvg",

@@ -50,6 +50,7 @@ METRICS = {  # the names of metrics for people, in the order in which they are s
     "auc_worst20": "AUC, worst 20 % of clients",
     "auc_best20": "AUC, best 20 % of clients",
     "auc_std": "AUC, deviation of clients",
+    "auc_gini": "AUC, Gini coefficient of clients",
     "single_class_clients": "clients with one class",
     "partial_auc": "partial AUC, test",
     "valid_partial_auc": "partial AUC, validation",
@@ -65,6 +66,7 @@ METRICS = {  # the names of metrics for people, in the order in which they are s
     "accuracy_worst20": "accuracy, worst 20 % of clients",
     "accuracy_best20": "accuracy, best 20 % of clients",
     "accuracy_std": "accuracy, deviation of clients",
+    "accuracy_gini": "accuracy, Gini coefficient of clients",
     "distance": "distance to the saddle",
     "field_norm": "norm of the saddle field",
 }

@@ -23,10 +23,13 @@ def simplex() -> Prox:
     """Euclidean projection on {v >= 0, sum v = 1}, by sorting."""
 
     def project(v: Tensor, lr: float | Tensor) -> Tensor:
+        v = v - v.amax(-1, keepdim=True)  # changes nothing, but keeps large entries exact
         u = v.sort(dim=-1, descending=True).values
         excess = u.cumsum(-1) - 1
         k = torch.arange(1, v.shape[-1] + 1, device=v.device)
-        support = (u * k > excess).sum(-1, keepdim=True)
+        support = (
+            (u * k > excess).sum(-1, keepdim=True).clamp(min=1)
+        )  # 0 where an entry is NaN, as the result is
         return (v - excess.gather(-1, support - 1) / support).clamp(min=0)
 
     return project

@@ -127,4 +127,7 @@ class ERM(ModelProblem):
         for e, shares in zip(out, split.client_means(hits), strict=True):
             e.values.update(metrics.spread(shares, "accuracy"))
             e.by_client["accuracy"] = shares
+        if metrics.by_owner(splits, "valid"):
+            for e, shares in zip(out, splits["valid"].client_means(right["valid"]), strict=True):
+                e.values.update(metrics.spread(shares, "valid_accuracy"))
         return out
