@@ -103,7 +103,13 @@ SECTIONS = {  # in their order, each with an example unless it may be left out
 }
 RUN_FILES = ("config.toml", "history.jsonl", "result.json", "model.safetensors", "report.html")
 _OF_FIRST = ("model", "problem", "algorithm", "participation", "train")  # sections of a first stage
-_PATHS = (("data", "files"), ("data", "file"), ("data", "data_dir"), ("participation", "rounds"))
+_PATHS = (
+    ("data", "files"),
+    ("data", "file"),
+    ("data", "data_dir"),
+    ("transform", "folder"),
+    ("participation", "rounds"),
+)
 
 
 class Setup(NamedTuple):
@@ -263,7 +269,7 @@ def _first_stage(tree: Tree, i: int) -> Config:
     for section in sections:
         if section not in _OF_FIRST:
             unknown_key(f"{path}.", section, "section", _OF_FIRST, "a first stage has")
-    before = {k: tree[k] for k in ("data", "partition") if k in tree}
+    before: Tree = {k: tree[k] for k in ("data", "partition") if k in tree}
     if i > 0:
         before["transform"] = tree["transform"][:i]
     try:
@@ -494,6 +500,7 @@ def anchor(tree: Tree, folder: Path) -> None:
         return str(folder / Path(value).expanduser()) if isinstance(value, str) and value else value
 
     for section, key in _PATHS:
-        part = tree.get(section)
-        if isinstance(part, dict) and key in part:
-            part[key] = absolute(part[key])
+        found = tree.get(section)
+        for part in found if isinstance(found, list) else [found]:
+            if isinstance(part, dict) and key in part:
+                part[key] = absolute(part[key])

@@ -11,10 +11,10 @@ Yu, Wei, Karimireddy, Ma, Jordan 2022 (TCT); used by SCAFF-PD (Yu, Karimireddy, 
 The coordinates and the combination are functions of (number of parameters, number of outputs, seed), so every site that gets
 the trained weights computes the same features from its own samples.
 
-Deviations: the papers put a new layer with one output in the place of the classifier; here its outputs are combined, which is
-such a layer for a network that ends in a linear one, and needs no knowledge of where a network's head is. Features are shifted
-and scaled to mean 0, about equal spread and a mean squared norm of 1, so that a step of about 1 suits squared losses whatever
-the network is; the affine models on them are the same.
+Deviations: the papers put a new layer with one output in the place of the classifier; here its outputs are combined, which
+is such a layer for a network that ends in a linear one, and needs no knowledge of where a network's head is. Features are
+shifted and scaled to mean 0, about equal spread and a mean squared norm of 1, so that a step of about 1 suits squared losses
+whatever the network is; the affine models on them are the same.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def convexify(
         coordinates: how many parameters' gradients are features, drawn by the seed; None for all of them.
         seed: of the coordinates, and of the combination of several outputs to one.
         half: keep features in half precision; a run reads them in its own.
-        folder: keep features in a temporary file there, mapped into memory and gone with the process, where memory is scarce.
+        folder: where memory is scarce: a folder for a file of features, mapped into memory and gone with the process.
         device: where the features are computed.
         progress: a progress bar on stderr; by default when that is a terminal.
 
@@ -123,7 +123,9 @@ def convexify(
     """
     module = first.model if isinstance(first, Run) else first
     if not isinstance(module, nn.Module):
-        raise FedsaddleError(f"convexify: first must be a run or a torch.nn.Module, got {type(first).__name__}")
+        raise FedsaddleError(
+            f"convexify: first must be a run or a torch.nn.Module, got {type(first).__name__}"
+        )
     if "x" not in federation.data:
         raise FedsaddleError(
             f"convexify: needs the data field x, but the federation has {', '.join(federation.data)}"
@@ -136,22 +138,25 @@ def convexify(
     phi = tangent(flat, x[measured].to(device), chosen).double()
     shift, width = _scales(phi)
 
-    parts = {"train": federation, "valid": federation.valid, "test": federation.test}
-    parts = {name: part for name, part in parts.items() if part is not None}
+    parts = [federation, federation.valid, federation.test]
     dtype = torch.float16 if half else flat.initial.dtype
-    made = {k: _room((len(part.data["x"]), len(chosen.at)), dtype, folder) for k, part in parts.items()}
+    made = [None if p is None else _room((len(p.data["x"]), len(chosen.at)), dtype, folder) for p in parts]
     rows = max(1, _NUMBERS_AT_ONCE // flat.n)
-    pieces = [(name, start) for name in parts for start in range(0, len(made[name]), rows)]
-    for name, start in _shown(pieces, progress):
-        phi = tangent(flat, parts[name].data["x"][start : start + rows].to(device), chosen)
-        made[name][start : start + rows] = (phi.double() - shift) / width
+    pieces = [
+        (part.data["x"][start : start + rows], out[start : start + rows])
+        for part, out in zip(parts, made, strict=True)
+        if part is not None and out is not None
+        for start in range(0, len(out), rows)
+    ]
+    for x, out in _shown(pieces, progress):
+        out[:] = (tangent(flat, x.to(device), chosen).double() - shift) / width
 
-    def with_features(name: str) -> Federation | None:
-        part = parts.get(name)
-        new = part and {**part.data, "x": made[name]}
-        return part and dataclasses.replace(part, data=new, feature_names=())
+    def with_features(part: Federation | None, x: Tensor | None) -> Federation | None:
+        if part is None or x is None:
+            return None
+        return dataclasses.replace(part, data={**part.data, "x": x}, feature_names=())
 
-    train, valid, test = map(with_features, ("train", "valid", "test"))
+    train, valid, test = map(with_features, parts, made)
     assert train is not None
     return dataclasses.replace(train, valid=valid, test=test)
 
@@ -159,8 +164,8 @@ def convexify(
 def _scales(phi: Tensor) -> tuple[Tensor, Tensor]:
     """Shift and width [k] that give features about equal spread and a mean squared norm of 1.
 
-    Where a feature hardly changes in the measured samples, as behind a unit that is rarely active, its width is a tenth of the
-    typical one, so that no sample becomes an outlier.
+    Where a feature hardly changes in the measured samples, as behind a unit that is rarely active, its width is a tenth of
+    the typical one, so that no sample becomes an outlier.
     """
     shift, spread = phi.mean(0), phi.var(0, correction=0)
     typical = spread.mean()
@@ -201,7 +206,7 @@ def _room(shape: tuple[int, int], dtype: torch.dtype, folder: str | os.PathLike[
     return out
 
 
-def _shown(pieces: list[tuple[str, int]], progress: bool | None) -> Iterable[tuple[str, int]]:
+def _shown(pieces: list[tuple[Tensor, Tensor]], progress: bool | None) -> Iterable[tuple[Tensor, Tensor]]:
     """The pieces one by one, with a progress bar on stderr."""
     if not (sys.stderr.isatty() if progress is None else progress):
         return pieces

@@ -219,7 +219,9 @@ class Split:
         for start in range(0, len(self.weights), length):
             rows = slice(start, start + length)
             data = {
-                k: v[rows].to(self._device, self.weights.dtype if v.is_floating_point() else None).unsqueeze(0)
+                k: v[rows]
+                .to(self._device, self.weights.dtype if v.is_floating_point() else None)
+                .unsqueeze(0)
                 for k, v in self.data.items()
             }
             yield Batch(data, self.weights[rows].unsqueeze(0))

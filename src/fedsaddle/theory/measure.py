@@ -183,7 +183,9 @@ class _Rows:
             j = torch.arange(start, min(start + length, self._longest), device=self._kept.device)
             w = (j < self._kept) / self._kept.double()
             row = self._first + torch.minimum(j, self._kept - 1) * self._size // self._kept  # evenly spaced
-            data = {k: v[row].to(self._dtype if v.is_floating_point() else None) for k, v in self.data.items()}
+            data = {
+                k: v[row].to(self._dtype if v.is_floating_point() else None) for k, v in self.data.items()
+            }
             yield Batch(data, w)
 
     def hessian(self, z: Tensor, mean: bool) -> Operator:
