@@ -145,7 +145,16 @@ def test_features_have_mean_zero_and_squared_norm_one() -> None:
     x = fs.convexify(mlp(), digits(), coordinates=200, half=False).data["x"].double()
     torch.testing.assert_close(x.mean(0), torch.zeros(200, dtype=torch.float64), rtol=0, atol=1e-6)
     assert x.square().sum(-1).mean().item() == pytest.approx(1, rel=1e-6)
-    assert x.square().sum(-1).max() < 30  # no outliers
+
+
+def test_a_feature_that_hardly_changes_makes_no_outlier() -> None:
+    phi = torch.randn(1000, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    phi[:, 0] = 0  # behind a unit that is active in one sample, and elsewhere more so
+    phi[7, 0] = 0.01
+    shift, width = _scales(phi)
+    assert ((phi - shift) / width).square().sum(-1).mean().item() == pytest.approx(1)
+    assert ((phi - shift) / width).abs().max() < 5 * ((phi - shift) / width).std()
+    assert abs((1.0 - shift[0]) / width[0]) < 2.5  # ten widths, over the root of the number of features
 
 
 def test_half_precision_and_disk_change_rounding_only(tmp_path: Path) -> None:

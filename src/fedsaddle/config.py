@@ -264,16 +264,14 @@ def resolve(tree: Mapping[str, Any], name: str = "run") -> Config:
 
 
 def _first_stage(tree: Tree, i: int) -> Config:
-    """The run that trains the network of transform i: its own sections, on the data as they are before it."""
+    """The run that trains the network of transform i: its own sections, to be built on the data as they are there."""
     sections, path = tree["transform"][i]["first"], f"transform[{i}].first"
     for section in sections:
         if section not in _OF_FIRST:
             unknown_key(f"{path}.", section, "section", _OF_FIRST, "a first stage has")
-    before: Tree = {k: tree[k] for k in ("data", "partition") if k in tree}
-    if i > 0:
-        before["transform"] = tree["transform"][:i]
+    data = {k: tree[k] for k in ("data", "partition") if k in tree}
     try:
-        return resolve({**before, **sections})
+        return resolve({**data, **sections})
     except FedsaddleError as error:
         raise FedsaddleError(f"{path}: {error}") from error
 
