@@ -312,22 +312,27 @@ def test_a_config_is_the_calls_it_stands_for() -> None:
 
 
 def test_the_first_stage_is_trained_once_for_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    count = []
+    given: list[nn.Module] = []
     real = config.convexify
 
-    def counted(**arguments: Any) -> fs.Federation:
-        count.append(arguments["first"])
+    def seen(**arguments: Any) -> fs.Federation:
+        given.append(arguments["first"])
         return real(**arguments)
 
-    monkeypatch.setattr(config, "convexify", counted)
+    monkeypatch.setattr(config, "convexify", seen)
     federations, tree = Federations(), tomllib.loads(TWO_STAGES)
     for seed, tau in ((0, 0.1), (0, 0.2), (1, 0.1)):
         tree["train"]["seed"], tree["algorithm"]["tau"] = seed, tau
         federations.start(config.resolve(tree))
-    assert len(count) == 1
-    tree["transform"][1]["first"]["train"]["seed"] = 1
+    assert len(given) == 1  # nor are the features computed again
+    tree["transform"][1]["coordinates"] = 60
     federations.start(config.resolve(tree))
-    assert len(count) == 2
+    assert len(given) == 2 and given[0] is given[1]  # other features of the same network
+    for place, key, value in ((0, "lose", 0.5), (1, "first", {"train": {"rounds": 3, "seed": 1}})):
+        change = tree["transform"][place]
+        change[key] = {**change[key], **value} if isinstance(value, dict) else value
+        federations.start(config.resolve(tree))
+        assert given[-1] is not given[-2]  # other data, another seed
 
 
 @pytest.mark.parametrize(

@@ -148,16 +148,22 @@ class Config:
         name: str = self.tree["name"]
         return name
 
-    def build(self, federation: Federation | None = None, progress: bool | None = False) -> Setup:
+    def build(
+        self,
+        federation: Federation | None = None,
+        progress: bool | None = False,
+        networks: dict[str, nn.Module] | None = None,
+    ) -> Setup:
         """Load the data and make the problem, the algorithm and the federation.
 
         Args:
             federation: what [data], [partition] and [transform] describe, where it is loaded already.
             progress: a progress bar on stderr, where a transform trains a network first.
+            networks: those that were trained first before, by what they were trained on and how; gets those that are new.
         """
         tree = self.tree
         if federation is None:
-            federation = _federation(tree, progress)
+            federation = _federation(tree, progress, {} if networks is None else networks)
         model = {}
         if "model" in tree:
             with _blamed("model"), torch.random.fork_rng(devices=[]):
@@ -269,7 +275,7 @@ def _first_stage(tree: Tree, i: int) -> Config:
     for section in sections:
         if section not in _OF_FIRST:
             unknown_key(f"{path}.", section, "section", _OF_FIRST, "a first stage has")
-    data = {k: tree[k] for k in ("data", "partition") if k in tree}
+    data: Tree = {k: tree[k] for k in ("data", "partition") if k in tree}
     try:
         return resolve({**data, **sections})
     except FedsaddleError as error:
@@ -327,7 +333,7 @@ def _made(section: str, part: Tree, **more: Any) -> Any:
     return NAMED[section][part["name"]](**more, **arguments(section, part))
 
 
-def _federation(tree: Tree, progress: bool | None) -> Federation:
+def _federation(tree: Tree, progress: bool | None, networks: dict[str, nn.Module]) -> Federation:
     part = tree["data"]
     with _blamed("data"):
         if part.get("name") in GENERATED:
@@ -345,9 +351,14 @@ def _federation(tree: Tree, progress: bool | None) -> Federation:
     for i, change in enumerate(tree.get("transform", ())):
         with _blamed(f"transform[{i}]"):
             if "first" in change:
-                first = _first_stage(tree, i).build(federation)
-                run = train(*first[:3], participation=first.participation, progress=progress, **first.train)
-                options = arguments("transform", change) | {"first": run.finish(), "progress": progress}
+                first = _first_stage(tree, i)
+                key = to_toml({**first.tree, "transform": tree["transform"][:i]})
+                if key not in networks:
+                    setup = first.build(federation)
+                    participation = setup.participation
+                    run = train(*setup[:3], participation=participation, progress=progress, **setup.train)
+                    networks[key] = run.model
+                options = arguments("transform", change) | {"first": networks[key], "progress": progress}
                 federation = convexify(federation=federation, **options)
             else:
                 federation = _made("transform", change, federation=federation)

@@ -105,7 +105,7 @@ def convexify(
     parameters, shifted and scaled by statistics of the training samples.
 
     Args:
-        first: the first stage, a run of a problem with a model; or the trained module.
+        first: the first stage: a run of a problem with a model, or the trained module; in a config, the run's sections.
         federation: whose samples are turned into features.
         coordinates: how many parameters' gradients are features, drawn by the seed; None for all of them.
         seed: of the coordinates, and of the combination of several outputs to one.

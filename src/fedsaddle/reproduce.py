@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 from fedsaddle import config
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.journal import Bar, Entry, Journal, finish, over_seeds
+from fedsaddle.journal import Bar, Entry, Federations, Journal, finish, over_seeds
 from fedsaddle.sweep import grid_points
 
 
@@ -105,6 +105,7 @@ def reproduce(
     earlier = json.loads(before.read_text())["seconds"] if before.exists() else 0.0  # what is not run again
     started = time.perf_counter()
     journal = Journal(out / "runs.jsonl", getattr(experiment, "CURVES", ()))
+    federations = Federations()
     rows: list[Row] = []
     earlier_rows: list[list[Row]] = []
     steps = getattr(experiment, "STEPS", [lambda rows, quick, **options: experiment.cells(quick, **options)])
@@ -112,8 +113,9 @@ def reproduce(
         title = name if len(steps) == 1 else f"{name}, step {i + 1} of {len(steps)}"
         earlier_rows.append(rows)
         rows = _tuned(
-            folder / "base.toml", experiment, step(rows, quick, **chosen), seeds, journal, progress, title
-        )
+            folder / "base.toml", experiment, step(rows, quick, **chosen), seeds, journal, federations, progress,
+            title,
+        )  # fmt: skip
     if hasattr(experiment, "extra_rows"):
         rows = rows + experiment.extra_rows(
             quick, lambda change: _changed(folder / "base.toml", change), **chosen
@@ -160,6 +162,7 @@ def _tuned(
     cells: Sequence[Cell],
     seeds: Sequence[int],
     journal: Journal,
+    federations: Federations,
     progress: bool | None,
     title: str,
 ) -> list[Row]:
@@ -171,7 +174,7 @@ def _tuned(
         for seed in seeds
     ]
     with Bar(progress, len(wanted), title) as tick:
-        entries = iter(finish(wanted, journal, tick=tick))
+        entries = iter(finish(wanted, journal, tick=tick, federations=federations))
     rows: list[Row] = []
     for cell in cells:
         tried = [
