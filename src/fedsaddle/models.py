@@ -190,8 +190,7 @@ def build(name: str, sample_shape: Sequence[int], outputs: int = 1, **options: o
     valid = [key for key in arguments if key not in derived and key != "outputs"]
     for key in options:
         if key not in valid:
-            remedy = f"its options are: {', '.join(valid)}" if valid else "it has none, leave it out"
-            raise FedsaddleError(f"model {name!r} has no option {key!r}; {remedy}")
+            raise FedsaddleError(f"model {name!r} has no option {key!r}; its options are: {', '.join(valid)}")
     return MODELS[name](**derived, outputs=outputs, **options)
 
 
