@@ -77,7 +77,9 @@ def test_parameter_counts() -> None:
     convolutions = (3 * 9 + 1) * 32 + (32 * 9 + 1) * 64 + (64 * 9 + 1) * 64
     assert count(CNN()) == convolutions + (4 * 4 * 64 + 1) * 64 + 64 + 1 == 121_985
     assert count(CNN(outputs=10)) == 122_570
-    assert count(CNN(1, 18, 3, width=4)) == (9 + 1) * 4 + (9 * 4 + 1) * 8 + (9 * 8 + 1) * 8 + (8 + 1) * 8 + 9 * 3
+    assert (
+        count(CNN(1, 18, 3, width=4)) == (9 + 1) * 4 + (9 * 4 + 1) * 8 + (9 * 8 + 1) * 8 + (8 + 1) * 8 + 9 * 3
+    )
 
 
 def test_resnet18_parameter_count() -> None:
