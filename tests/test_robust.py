@@ -15,7 +15,7 @@ import fedsaddle as fs
 from fedsaddle import ambiguity, projections
 from fedsaddle.algorithms import DRFA, SCAFFOLD, AgnosticFedAvg, AgnosticFL, DeltaFL, FedAvg, QFedAvg, ScaffPD
 from fedsaddle.algorithms.fair import quantile
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.participation import Full, Uniform
 from fedsaddle.problems import (
     AUC,
@@ -25,6 +25,7 @@ from fedsaddle.problems import (
     quadratic_federation,
     robust_regression_federation,
 )
+from fedsaddle.replicas import run_all
 from tests import harness
 from tests.harness import FEATURES, FULL, binary, clients_of, drive
 from tests.reference import scaffpd as ref_robust
@@ -495,3 +496,24 @@ def test_methods_that_choose_their_clients_are_not_stacked() -> None:
 
     runs = [fs.train(erm(), DRFA(lr=lr), binary(), rounds=1, participation=Full()) for lr in (0.1, 0.2)]
     assert stackable(runs) == "who takes part in a round of DRFA depends on how it goes"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda lr: AgnosticFL(lr=lr, dual_lr=0.1),
+        lambda lr: AgnosticFL(lr=lr, dual_lr=0.1, ambiguity="chi2(0.1)"),
+        lambda lr: AgnosticFL(lr=lr, dual_lr=0.1, ambiguity="cvar(0.4)"),
+        lambda lr: ScaffPD(tau=lr),
+        lambda lr: DRFA(lr=lr, dual_lr=0.1),
+    ],
+)
+def test_losses_that_overflow_are_a_divergence(make: Any) -> None:
+    """Before the iterate does; in the run itself, and with another one beside it that goes on."""
+    sites = robust_regression_federation(clients=5, dim=4, samples=10)
+    runs = [fs.train(RobustRegression(4, 0.1), make(lr), sites, rounds=40) for lr in (0.01, 10.0, 1e3)]
+    run_all(runs)
+    assert runs[0].metrics["round"] == 40
+    for run in runs[1:]:
+        with pytest.raises(Diverged, match=r"diverged.*lower the step size"):
+            _ = run.metrics

@@ -121,7 +121,9 @@ def test_growth_decides_shapes_and_is_not_stacked(groups: list[int]) -> None:
 def test_a_federation_is_loaded_once(monkeypatch: pytest.MonkeyPatch, groups: list[int]) -> None:
     loaded = []
     real = configs._federation
-    monkeypatch.setattr(configs, "_federation", lambda tree: loaded.append(tree["partition"]) or real(tree))
+    monkeypatch.setattr(
+        configs, "_federation", lambda tree, *more: loaded.append(tree["partition"]) or real(tree, *more)
+    )
     sweep(save(CANCER, {"algorithm.lr": [0.03, 0.01], "partition.alpha": [0.5, 5.0]}), out="out")
     assert [p["alpha"] for p in loaded] == [0.5, 5.0]
     assert groups == [4, 4]

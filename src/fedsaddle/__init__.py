@@ -36,6 +36,7 @@ from fedsaddle.algorithms import (
     RSPairwise,
     ScaffPD,
 )
+from fedsaddle.convexify import convexify
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.models import group_norm
@@ -69,6 +70,6 @@ __all__ = [
     "Federation", "FedsaddleError", "Full", "Independent", "LocalSGDA", "Markov", "MomentumLocalSGDA", "NPA",
     "NonconvexPL", "PairwiseAUC", "PartialAUC", "Participation", "Problem", "PublishedCODASCA", "QFedAvg",
     "QuadraticSaddle", "RSMinimax", "RSPairwise", "RobustRegression", "Run", "SCAFFOLD", "ScaffPD", "Trace",
-    "Uniform", "data", "group_norm", "nonconvex_pl_federation", "quadratic_federation",
+    "Uniform", "convexify", "data", "group_norm", "nonconvex_pl_federation", "quadratic_federation",
     "robust_regression_federation", "train",
 ]  # fmt: skip

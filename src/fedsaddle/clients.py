@@ -184,7 +184,7 @@ class Clients(ABC):
             sums = part if sums is None else _added(sums, part)
             total = total + w.sum(-1)[..., None, None]
             answered += ids.shape[-1]
-        if (total <= 0).any():  # NaN weights are those of a run that has diverged, which is noticed there
+        if (total <= 0).any():  # weights that are not finite are a divergence, which the run notices
             raise FedsaddleError(f"mean: the weights of the {answered} participants must sum to more than 0")
         return _divided(sums, total), answered / self.n_clients
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedsaddle import config as configs
 from fedsaddle.algorithms import ALGORITHMS
@@ -102,10 +103,14 @@ def _short(value: float | None) -> float | None:
 
 
 class Federations:
-    """The federation of each distinct [data], [partition] and [transform], loaded once."""
+    """The federation of each distinct [data], [partition] and [transform], loaded once.
+
+    Networks that a transform trains first are kept when their data are dropped.
+    """
 
     def __init__(self) -> None:
         self._loaded: dict[str, Federation] = {}
+        self._networks: dict[str, nn.Module] = {}
 
     @staticmethod
     def key(config: Config) -> str:
@@ -114,7 +119,7 @@ class Federations:
     def start(self, config: Config) -> Run:
         """The run of a config, not computed yet."""
         key = self.key(config)
-        setup = config.build(self._loaded.get(key))
+        setup = config.build(self._loaded.get(key), networks=self._networks)
         self._loaded[key] = setup.federation
         return train(*setup[:3], participation=setup.participation, progress=False, **setup.train)
 

@@ -242,7 +242,12 @@ class Split:
         length = max(1, self._rows // replicas)
         for start in range(0, len(self.weights), length):
             rows = slice(start, start + length)
-            data = {k: v[rows].to(self._device).unsqueeze(0) for k, v in self.data.items()}
+            data = {
+                k: v[rows]
+                .to(self._device, self.weights.dtype if v.is_floating_point() else None)
+                .unsqueeze(0)
+                for k, v in self.data.items()
+            }
             yield Batch(data, self.weights[rows].unsqueeze(0))
 
     def client_means(self, values: Tensor) -> list[list[float]]:

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 from fedsaddle import config
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.journal import Bar, Entry, Journal, finish, over_seeds
+from fedsaddle.journal import Bar, Entry, Federations, Journal, finish, over_seeds
 from fedsaddle.schema import Tree
 from fedsaddle.sweep import grid_points
 
@@ -114,13 +114,16 @@ def reproduce(
     earlier = json.loads(before.read_text())["seconds"] if before.exists() else 0.0  # what is not run again
     started = time.perf_counter()
     journal = Journal(out / "runs.jsonl", getattr(experiment, "CURVES", ()))
+    federations = Federations()
     rows: list[Row] = []
     earlier_rows: list[list[Row]] = []
     steps = getattr(experiment, "STEPS", [lambda rows, quick, **options: experiment.cells(quick, **options)])
     for i, step in enumerate(steps):
         title = name if len(steps) == 1 else f"{name}, step {i + 1} of {len(steps)}"
         earlier_rows.append(rows)
-        rows = _tuned(base, experiment, step(rows, quick, **chosen), seeds, journal, progress, title, jobs)
+        rows = _tuned(
+            base, experiment, step(rows, quick, **chosen), seeds, journal, federations, progress, title, jobs
+        )
     if hasattr(experiment, "extra_rows"):
         rows = rows + experiment.extra_rows(quick, lambda change: _changed(base, change), **chosen)
     verdicts: list[Verdict] = experiment.judge(rows)
@@ -166,6 +169,7 @@ def _tuned(
     cells: Sequence[Cell],
     seeds: Sequence[int],
     journal: Journal,
+    federations: Federations,
     progress: bool | None,
     title: str,
     jobs: int,
@@ -178,7 +182,7 @@ def _tuned(
         for seed in seeds
     ]
     with Bar(progress, len(wanted), title) as tick:
-        entries = iter(finish(wanted, journal, tick=tick, jobs=jobs))
+        entries = iter(finish(wanted, journal, tick=tick, federations=federations, jobs=jobs))
     rows: list[Row] = []
     for cell in cells:
         tried = [
