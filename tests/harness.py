@@ -24,6 +24,7 @@ from fedsaddle.algorithms import (
     FFMDR,
     NPA,
     SCAFFOLD,
+    AgnosticFedAvg,
     AgnosticFL,
     Algorithm,
     AmplifiedFedAvg,
@@ -636,6 +637,9 @@ CASES: dict[str, Case] = {
     "afl-chi2": Case(
         AgnosticFL(ambiguity="chi2(0.5)", lr=0.1, local_steps=2, dual_lr=0.3), "squared", ref_robust.afl
     ),
+    "agnostic_fedavg": Case(
+        AgnosticFedAvg(lr=0.2, local_steps=3, dual_lr=1.5), "logistic", ref_robust.agnostic_fedavg
+    ),
     "drfa": Case(
         DRFA(lr=0.2, local_steps=3, dual_lr=0.05), "logistic", ref_robust.drfa, participation=Uniform(4)
     ),
@@ -989,6 +993,8 @@ def robust_arguments(case: Case) -> dict[str, Any]:
         return common | dict(
             loss=loss, who=who, sizes=sizes, level=level, lr=alg.lr, local_steps=alg.local_steps
         )
+    if isinstance(alg, AgnosticFedAvg):
+        return common | dict(loss=loss, lr=alg.lr, lr_lambda=alg.dual_lr, local_steps=alg.local_steps)
     name, _, number = alg.ambiguity.partition("(")
     chosen = AMBIGUITY[name](*([float(number[:-1])] if number else []))
     if isinstance(alg, AgnosticFL):

@@ -12,6 +12,7 @@ from fedsaddle.algorithms import (
     FFMDR,
     NPA,
     SCAFFOLD,
+    AgnosticFedAvg,
     AgnosticFL,
     AmplifiedFedAvg,
     AmplifiedSCAFFOLD,
@@ -173,6 +174,7 @@ TABLE = {
         {"losses_and_gradients": each_round(d, d + 1), "corrected_steps": each_round(d, d)},
     ),
     "afl": (AgnosticFL(local_steps=2), {"local_descent": each_round(d, d + 1)}),
+    "agnostic_fedavg": (AgnosticFedAvg(local_steps=2), {"local_descent": each_round(d, d + 1)}),
     "q_fedavg": (QFedAvg(local_steps=2), {"fair_steps": each_round(d, d + 1)}),
     "delta_fl": (
         DeltaFL(local_steps=2, tail=1.0),

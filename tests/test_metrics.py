@@ -1,5 +1,7 @@
 """Metrics: exact AUC with ties, spread over clients, closed forms of the AUC objective."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -40,6 +42,39 @@ def test_spread_is_of_fifths(values: list[float]) -> None:
     assert out["auc_best20"] == pytest.approx(np.mean(ordered[-fifth:]))
     assert out["auc_clients"] == pytest.approx(np.mean(values))
     assert out["auc_std"] == pytest.approx(np.std(values), abs=1e-9)
+    apart = sum(abs(a - b) for a in values for b in values)
+    direct = apart / (2 * len(values) * sum(values)) if sum(values) > 0 else 0.0
+    assert out["auc_gini"] == pytest.approx(direct, abs=1e-9)
+
+
+def test_gini_at_its_ends() -> None:
+    assert metrics.spread([0.7] * 4, "auc")["auc_gini"] == pytest.approx(0.0, abs=1e-15)
+    assert metrics.spread([0.0, 0.0, 0.0, 1.0], "auc")["auc_gini"] == pytest.approx(
+        3 / 4
+    )  # one has all: 1 - 1/n
+    assert metrics.spread([0.0, 0.0], "auc")["auc_gini"] == 0.0
+
+
+def test_clients_own_validation_data_are_told_apart() -> None:
+    fed = _federation(3, (30, 20, 40)).holdout(0.3).holdout(0.3, into="valid")
+    run = fs.train(
+        fs.ERM(torch.nn.Linear(3, 1)), fs.FedAvg(lr=0.1, local_steps=2), fed, rounds=2, batch_size=4
+    )
+    valid = fed.valid
+    assert valid is not None
+    right, aucs = [], []
+    for part in map(valid.client, range(3)):
+        with torch.no_grad():
+            scores = run.model(part["x"].float()).squeeze(-1)
+        right.append(((scores > 0) == (part["y"] == 1)).double().mean().item())
+        aucs.append(metrics.auc(scores, part["y"] == 1))
+    assert np.isnan(aucs[0]) and not np.isnan(aucs[1:]).any()  # the first client has one class
+    for name, values in (("valid_auc", aucs[1:]), ("valid_accuracy", right)):
+        assert run.metrics[f"{name}_clients"] == pytest.approx(np.mean(values))
+        assert run.metrics[f"{name}_worst20"] == pytest.approx(min(values))
+    pooled = dataclasses.replace(fed, valid=None).with_test(valid.data["x"], valid.data["y"], into="valid")
+    run = fs.train(fs.ERM(torch.nn.Linear(3, 1)), fs.FedAvg(lr=0.1), pooled, rounds=1)
+    assert "valid_auc" in run.metrics and "valid_auc_worst20" not in run.metrics
 
 
 def _federation(seed: int = 0, sizes: tuple[int, ...] = (9, 4, 15)) -> fs.Federation:

@@ -77,6 +77,9 @@ def test_parameter_counts() -> None:
     convolutions = (3 * 9 + 1) * 32 + (32 * 9 + 1) * 64 + (64 * 9 + 1) * 64
     assert count(CNN()) == convolutions + (4 * 4 * 64 + 1) * 64 + 64 + 1 == 121_985
     assert count(CNN(outputs=10)) == 122_570
+    assert (
+        count(CNN(1, 18, 3, width=4)) == (9 + 1) * 4 + (9 * 4 + 1) * 8 + (9 * 8 + 1) * 8 + (8 + 1) * 8 + 9 * 3
+    )
 
 
 def test_resnet18_parameter_count() -> None:
@@ -184,7 +187,7 @@ def test_groups_divide_the_channels(groups: int, expected: int) -> None:
             "linear",
             (5,),
             {"hidden": (3,)},
-            "model 'linear' has no option 'hidden'; it has none, leave it out",
+            "model 'linear' has no option 'hidden'; its options are: zero",
         ),
         ("cnn", (123,), {}, "model 'cnn' needs images, sample_shape (channels, H, W) or (H, W), got (123,)"),
         ("resnet18", (1, 3, 8, 8), {}, "model 'resnet18' needs images"),
@@ -196,6 +199,7 @@ def test_groups_divide_the_channels(groups: int, expected: int) -> None:
         ("linear", (5,), {"outputs": 0}, "Linear: outputs must be an integer >= 1, got 0"),
         ("mlp", (5,), {"hidden": 64}, "MLP: hidden must be a list of widths, got 64; write (64,)"),
         ("mlp", (5,), {"hidden": (8, -1)}, "MLP: each width in hidden must be an integer >= 1, got -1"),
+        ("cnn", (3, 18, 18), {"width": 0}, "CNN: width must be an integer >= 1, got 0"),
         ("resnet18", (3, 8, 8), {"groups": 0}, "ResNet18: groups must be an integer >= 1, got 0"),
         ("densenet121", (3, 8, 8), {"groups": 2.5}, "DenseNet121: groups must be an integer >= 1, got 2.5"),
     ],

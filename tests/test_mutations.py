@@ -82,6 +82,8 @@ MUTATIONS = [
     Mutation("Delta is not divided by J", scaffpd, "(z - u) / (m.lr * self.local_steps)", "(z - u) / m.lr", by("scaff_pd")),
     Mutation("gamma grows, tau does not shrink", scaffpd, "tau * (gamma / new) ** 0.5, new", "tau, new", by("scaff_pd-growing")),
     Mutation("AFL averages by the new weights", scaffpd, "z = self._of(lam, s, who) @ heard.z", "z = psi.prox(lam, now, self.dual_lr) @ heard.z", by("afl")),
+    Mutation("weights follow the smallest loss", scaffpd, "+ self.dual_lr * losses, dim=-1)", "- self.dual_lr * losses, dim=-1)", by("agnostic_fedavg")),
+    Mutation("weights forget what they were", scaffpd, "torch.softmax(lam.clamp(min=torch.finfo(lam.dtype).tiny).log() + ", "torch.softmax(", by("agnostic_fedavg")),
     Mutation("chi2 forgets N", ambiguity, "(self.rho * lam.shape[-1] + 1 / sigma)", "(self.rho + 1 / sigma)", by("scaff_pd")),
     Mutation("CVaR has no cap", ambiguity, "capped_simplex(self._cap(lam.shape[-1]))(lam + sigma * s, 0.0)", "simplex()(lam + sigma * s, 0.0)", by("scaff_pd-growing")),
     Mutation("the capped projection stops short", projections, "(high - 1) / (high - low)", "0.5 * (high - 1) / (high - low)", partial(test_robust.test_capped_simplex, 0.4)),

@@ -207,6 +207,13 @@ def test_natural_groups() -> None:
     assert [part.tolist() for part in parts] == [[1], [0, 2], [3]]
 
 
+def test_natural_groups_may_be_left_out() -> None:
+    parts = partitions.natural(np.zeros(5), groups=["b", "a", "b", "c", "a"], leave_out=["a"])
+    assert [p.tolist() for p in parts] == [[0, 2], [3]]
+    with pytest.raises(FedsaddleError, match=r"natural: leave_out 'd' is unknown: known are a, b"):
+        partitions.natural(np.zeros(2), groups=["b", "a"], leave_out=["d"])
+
+
 def test_matching_follows_the_training_proportions() -> None:
     rng = np.random.default_rng(0)
     train, test = rng.integers(0, 5, 5000), np.r_[rng.integers(0, 5, 1000), 9]

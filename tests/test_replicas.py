@@ -12,6 +12,7 @@ from fedsaddle.algorithms import (
     FFMDR,
     NPA,
     SCAFFOLD,
+    AgnosticFedAvg,
     AgnosticFL,
     AmplifiedFedAvg,
     AmplifiedSCAFFOLD,
@@ -80,6 +81,7 @@ CASES = {
     "fednest": lambda lr: FedNest(lr=lr, lr_dual=2 * lr, local_steps=3, inner_loops=2),
     "scaff_pd": lambda lr: ScaffPD(tau=lr, sigma=10 * lr, theta=1 - lr, local_steps=3, server_lr=1 + lr),
     "afl": lambda lr: AgnosticFL(lr=lr, local_steps=3, dual_lr=lr),
+    "agnostic_fedavg": lambda lr: AgnosticFedAvg(lr=lr, local_steps=3, dual_lr=10 * lr),
     "q_fedavg": lambda lr: QFedAvg(lr=lr, local_steps=3, q=1 + lr),
     "codasca_as_published": lambda lr: PublishedCODASCA(lr=lr, local_steps=3, clip=1 + lr, **STAGES),
 }
@@ -125,7 +127,12 @@ def test_replicas_equal_single_runs(
         np.testing.assert_allclose(run.z, single.z, rtol=0, atol=1e-12)
         for a, b in zip(run.records, single.records, strict=True):
             assert a.get("clients") == b.get("clients")
-            a, b = ({k: v for k, v in r.items() if k not in ("seconds", "clients")} for r in (a, b))
+            assert a.get("weights", []) == pytest.approx(
+                b.get("weights", []), rel=1e-3
+            )  # four digits are kept
+            a, b = (
+                {k: v for k, v in r.items() if k not in ("seconds", "clients", "weights")} for r in (a, b)
+            )
             assert a == pytest.approx(b, abs=1e-10)
         assert run.summary()["communication"] == single.summary()["communication"]
     assert not torch.equal(runs[0].z, runs[1].z) and not torch.equal(runs[0].z, runs[2].z)
@@ -311,3 +318,26 @@ def test_a_failure_is_everybodys(federation: fs.Federation) -> None:
     for run in runs:
         with pytest.raises(ValueError, match="no metrics today"):
             _ = run.z
+
+
+def test_weights_are_recorded_as_in_a_run_alone(federation: fs.Federation) -> None:
+    def runs() -> list[fs.Run]:
+        problem = fs.ERM(torch.nn.Linear(federation.data["x"].shape[1], 1))
+        return [
+            fs.train(
+                problem, ScaffPD(tau=tau, sigma=2.0, local_steps=2), federation, rounds=4, dtype="float64"
+            )
+            for tau in (0.05, 0.2)
+        ]
+
+    torch.manual_seed(0)
+    together = runs()
+    torch.manual_seed(0)
+    alone = runs()
+    run_together(together)
+    for a, b in zip(together, alone, strict=True):
+        for mine, other in zip(a.records[1:], b.records[1:], strict=True):
+            assert mine["weights"] == pytest.approx(other["weights"], rel=1e-3)
+        assert a.records[-1]["weights"] == pytest.approx(a.state.lam[0].tolist(), rel=1e-3)
+        assert "weights" not in a.history.columns and "weights" not in a.metrics
+    assert together[0].records[-1]["weights"] != together[1].records[-1]["weights"]

@@ -330,3 +330,37 @@ def test_a_browser_draws_every_figure_without_errors(tmp_path: Path, scheme: str
     r, g, b = (int(first[i : i + 2], 16) for i in (1, 3, 5))
     assert f"stroke: rgb({r}, {g}, {b})" in done.stdout  # lines in the colours of the scheme
     assert "<img" not in done.stdout
+
+
+def test_fairness_marks_the_tails_and_shows_a_robust_methods_weights(tmp_path: Path) -> None:
+    robust = fs.ScaffPD(ambiguity="chi2(0.05)", tau=0.3, sigma=2.0, local_steps=2)
+    run = auc_run(tmp_path / "robust", algorithm=robust)
+    history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    weights = [r["weights"] for r in history if "weights" in r]
+    assert [r["round"] for r in history if "weights" in r] == list(
+        range(1, 7)
+    )  # equal before the first round
+    for given in weights:
+        assert len(given) == 6 and sum(given) == pytest.approx(1.0, abs=1e-3)
+    assert weights[0] != weights[-1]
+    result = json.loads((run / "result.json").read_text())
+    assert "weights" not in result["metrics"] and 0 < result["metrics"]["auc_gini"] < 1
+
+    page = Page(report.write_report(run))
+    by_client = result["per_client"]["auc"]
+    order = sorted((i for i in range(6) if by_client[i] is not None), key=lambda i: by_client[i])
+    (dots,) = (f for f in page.figures if isinstance(f["data"][0].get("marker", {}).get("color"), list))
+    colours = dots["data"][0]["marker"]["color"]
+    assert colours == ["@c1", *["@c0"] * (len(order) - 2), "@c2"]
+    assert dots["data"][0]["x"] == pytest.approx([by_client[i] for i in order])
+    (heat,) = (f for f in page.figures if "equal share" in f["data"][0].get("hovertemplate", ""))
+    rows = order + [i for i in range(6) if i not in order]
+    assert heat["data"][0]["z"][0] == pytest.approx([6 * w[rows[0]] for w in weights], abs=1e-3)
+    assert heat["data"][0]["x"] == list(range(1, 7))
+    worst, gini = result["metrics"]["auc_worst20"], result["metrics"]["auc_gini"]
+    assert f"Worst 20 % (1 client): {worst:.4f}" in page.text and f"Gini coefficient: {gini:.4f}" in page.text
+
+    plain = Page(report.write_report(auc_run(tmp_path / "plain")))
+    assert "Weights over rounds" in page.text and "Weights over rounds" not in plain.text
+    both = Page(report.write_comparison([tmp_path / "robust", tmp_path / "plain"], tmp_path / "both.html"))
+    assert "Gini" in both.text and "Weights over rounds" not in both.text

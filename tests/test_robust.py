@@ -13,13 +13,22 @@ from torch import nn
 
 import fedsaddle as fs
 from fedsaddle import ambiguity, projections
-from fedsaddle.algorithms import DRFA, SCAFFOLD, AgnosticFL, DeltaFL, FedAvg, QFedAvg, ScaffPD
+from fedsaddle.algorithms import DRFA, SCAFFOLD, AgnosticFedAvg, AgnosticFL, DeltaFL, FedAvg, QFedAvg, ScaffPD
 from fedsaddle.algorithms.fair import quantile
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.participation import Full, Uniform
-from fedsaddle.problems import AUC, ERM, RobustRegression, robust_regression_federation
+from fedsaddle.problems import (
+    AUC,
+    ERM,
+    QuadraticSaddle,
+    RobustRegression,
+    quadratic_federation,
+    robust_regression_federation,
+)
+from fedsaddle.replicas import run_all
 from tests import harness
 from tests.harness import FEATURES, FULL, binary, clients_of, drive
+from tests.reference import scaffpd as ref_robust
 
 SETS = ["chi2(0.3)", "afl", "cvar(0.4)", "average", "q_ffl(1.5)"]
 N = 6
@@ -93,6 +102,30 @@ def test_cvar_is_the_mean_of_the_worst() -> None:  # T6
         assert ambiguity.CVaR(k / N).value(L).item() == pytest.approx(worst, rel=1e-12)
 
 
+def test_the_simplex_takes_large_and_undefined_entries() -> None:
+    v = torch.tensor([[1e20, 0.0, 1e20], [torch.nan, 0.0, 1.0], [torch.inf, 0.0, 1.0], [0.2, 0.3, 0.5]])
+    u = projections.simplex()(v, 0.0)
+    torch.testing.assert_close(u[0], torch.tensor([0.5, 0.0, 0.5]))
+    assert u[1:3].isnan().all()
+    torch.testing.assert_close(u[3], v[3])
+
+
+def test_a_run_whose_losses_overflow_is_reported_as_diverged() -> None:
+    from fedsaddle.errors import Diverged
+    from fedsaddle.replicas import run_together
+
+    def start(tau: float) -> fs.Run:
+        algorithm = ScaffPD(ambiguity="chi2(0.1)", tau=tau, local_steps=2)
+        return fs.train(AUC(nn.Linear(FEATURES, 1), p=0.4), algorithm, binary(), rounds=40, dtype="float64")
+
+    torch.manual_seed(0)
+    wild, sound = start(1e6), start(0.1)
+    run_together([wild, sound])
+    with pytest.raises(Diverged):
+        wild.finish()
+    assert np.isfinite(sound.metrics["train_auc"]) and sound.records[-1]["round"] == 40
+
+
 @pytest.mark.parametrize("cap", [1.0, 0.4, 0.2, 1 / 6])
 def test_capped_simplex(cap: float) -> None:
     """Feasible, idempotent, and nearest: no feasible point is closer."""
@@ -122,6 +155,7 @@ def test_capped_simplex(cap: float) -> None:
         (lambda: ScaffPD(theta=1.5), "theta must be at most 1, got 1.5"),
         (lambda: QFedAvg(q=-1.0), "q must be >= 0, got -1.0"),
         (lambda: QFedAvg(server_lr=0.5), "leave out server_lr and weights"),
+        (lambda: AgnosticFedAvg(ambiguity="chi2(0.1)"), "AgnosticFedAvg: ambiguity must be 'afl', got 'chi2(0.1)'"),
         (lambda: DeltaFL(tail=0.0), "tail must be above 0 and at most 1, got 0.0"),
         (lambda: RobustRegression(0), "dim must be >= 1"),
     ],
@@ -252,12 +286,88 @@ def test_partial_participation_follows_stale_losses() -> None:
         assert ((before.losses != after.losses).sum() <= 3).item()
 
 
+# ------------------------------------------------------------------------------------------- min-max problems
+
+
+def robust_saddle(fed: fs.Federation, rho: float) -> tuple[np.ndarray, np.ndarray]:
+    """(z, lambda) of min_x max_{y, lambda} sum lambda_i f_i(x, y) - psi(lambda) for quadratics, in NumPy alone.
+
+    z(lambda) solves a linear system; lambda goes a part of the way to its best response until it stays.
+    """
+    D = {k: v.numpy() for k, v in fed.data.items()}
+    lam = np.full(fed.n_clients, 1 / fed.n_clients)
+    for _ in range(2000):
+        A, B, C, a, b = (np.tensordot(lam, D[k], 1) for k in "ABCab")
+        z = np.linalg.solve(np.block([[A, B], [B.T, -C]]), np.concatenate([-a, b]))
+        lam = lam + 0.1 * (ref_robust.chi2(rho).response(quadratic_values(D, z)) - lam)
+    return z, lam
+
+
+def quadratic_values(D: dict[str, np.ndarray], z: np.ndarray) -> np.ndarray:
+    x, y = z[: D["a"].shape[1]], z[D["a"].shape[1] :]
+    quadratic = np.einsum("i,nij,j->n", x, D["A"], x) / 2 - np.einsum("i,nij,j->n", y, D["C"], y) / 2
+    return np.asarray(quadratic + np.einsum("i,nij,j->n", x, D["B"], y) + D["a"] @ x - D["b"] @ y)
+
+
+def test_a_shared_dual_inside_the_weights() -> None:
+    """SCAFF-PD and one-step AFL reach the saddle in (x, y, lambda); without corrections many local steps stop aside."""
+    fed, problem = quadratic_federation(clients=5, dim_x=4, dim_y=3, heterogeneity=0.5), QuadraticSaddle(4, 3)
+    D, (z, lam) = {k: v.numpy() for k, v in fed.data.items()}, robust_saddle(fed, 2.0)
+    assert np.ptp(lam) > 0.1
+    psi = lambda u: 2.0 / 10 * ((5 * u - 1) ** 2).sum()
+    value = lam @ quadratic_values(D, z) - psi(lam)
+    rng = np.random.default_rng(0)
+    for _ in range(300):  # it is a saddle: (y, lambda) cannot gain, x cannot save
+        other, u = (
+            z + rng.choice([0.1, 1.0]) * rng.standard_normal(7),
+            rng.dirichlet(np.full(5, rng.choice([1.0, 50.0]))),
+        )
+        assert u @ quadratic_values(D, np.concatenate([z[:4], other[4:]])) - psi(u) < value
+        assert lam @ quadratic_values(D, np.concatenate([other[:4], z[4:]])) - psi(lam) > value
+
+    def error(algorithm: fs.Algorithm) -> float:
+        got = drive(algorithm, problem, fed, 400, batching=FULL)
+        return float(max(np.abs(got.z[-1] - z).max(), np.abs(got.states[-1].lam[0].numpy() - lam).max()))
+
+    steps = dict(ambiguity="chi2(2)", tau=0.1, sigma=0.1, local_steps=10)
+    assert error(ScaffPD(**steps)) < 1e-8 and error(ScaffPD(**steps, corrected=False)) > 1e-4
+    assert error(AgnosticFL(ambiguity="chi2(2)", lr=0.1, local_steps=1, dual_lr=0.1)) < 1e-8
+
+
+def test_auc_inside_the_weights_is_the_auc_loss_of_the_worst_mixture() -> None:
+    """At the end the weights are the best response, and alpha is that of the mixture by these weights."""
+    problem, p = AUC(nn.Linear(FEATURES, 1), p=0.4), 0.4
+    got = drive(
+        ScaffPD(ambiguity="chi2(0.3)", tau=0.5, sigma=1.0, local_steps=5),
+        problem,
+        binary(),
+        1500,
+        batching=FULL,
+    )
+    z, lam = got.z[-1], got.states[-1].lam[0]
+    clients = harness.connect(problem, binary(), batching=FULL)
+    cohort, at = clients.cohort(np.arange(N), 0), torch.from_numpy(z).expand(N, -1)
+    L, F = cohort.full_loss(at).squeeze(-1), cohort.full_field(at)
+    assert (lam @ F).abs().max() < 1e-7 < (F.mean(0)).abs().max()
+    torch.testing.assert_close(lam, ambiguity.Chi2(0.3).best(L), rtol=0, atol=1e-7)
+    X = np.array([
+        np.mean(np.where(c["y"] == 1, p - 1, p) * (c["x"] @ z[:FEATURES] + z[FEATURES])) for c in clients_of(binary())
+    ])  # fmt: skip
+    assert z[-1] == pytest.approx(lam.numpy() @ X / (p * (1 - p)), abs=1e-7)
+    # where the objective is concave in (alpha, lambda), as docs/mathematics.md has it
+    assert 2 * ((X - X.mean()) ** 2).sum() / (p * (1 - p)) < 0.3 * N
+
+
 # ----------------------------------------------------------------------------------------------------- baselines
 
 
 def test_baselines_are_fedavg_in_their_limits() -> None:  # T37
     plain = run(FedAvg(lr=0.1, local_steps=3)).z
-    for algorithm in (QFedAvg(lr=0.1, local_steps=3, q=0.0), AgnosticFL(lr=0.1, local_steps=3, dual_lr=0.0)):
+    for algorithm in (
+        QFedAvg(lr=0.1, local_steps=3, q=0.0),
+        AgnosticFL(lr=0.1, local_steps=3, dual_lr=0.0),
+        AgnosticFedAvg(lr=0.1, local_steps=3, dual_lr=0.0),
+    ):
         np.testing.assert_allclose(run(algorithm).z, plain, rtol=0, atol=1e-9)
     by_samples = run(FedAvg(lr=0.1, local_steps=3, weights="samples")).z
     np.testing.assert_allclose(
@@ -293,6 +403,7 @@ def test_robust_methods_lower_the_largest_loss() -> None:
     for algorithm in (
         ScaffPD(ambiguity="chi2(0.01)", tau=0.3, sigma=5.0, local_steps=3),
         AgnosticFL(lr=0.1, local_steps=3, dual_lr=0.2),
+        AgnosticFedAvg(lr=0.1, local_steps=3, dual_lr=1.0),
         QFedAvg(lr=0.3, local_steps=3, q=3.0),
         DeltaFL(lr=0.1, local_steps=3, tail=0.3),
     ):
@@ -315,6 +426,35 @@ def test_afl_with_one_gradient_reaches_the_robust_optimum() -> None:
         return float(np.abs(drive(algorithm, problem, fed, 1500, batching=FULL).z[-1] - best).max())
 
     assert error(1) < 1e-8 and error(10) > 1e-4
+
+
+def test_agnostic_fedavg_stops_at_a_saddle_of_the_worst_mixture() -> None:
+    """One full gradient: clients with weight have the largest loss, their gradients cancel; many local steps stop aside."""
+    fed, problem = robust_regression_federation(heterogeneity=0.3), RobustRegression(10)
+    pairs = [(np.asarray(c["x"]), np.asarray(c["y"])) for c in clients_of(fed)]
+    best, _ = ref_robust.robust_optimum(pairs, problem.mu, ref_robust.afl_set())
+    loss, gradient = ref_robust.regression_callbacks(pairs, problem.mu)
+
+    def ends(local_steps: int) -> tuple[np.ndarray, np.ndarray]:
+        algorithm = AgnosticFedAvg(lr=0.05, local_steps=local_steps, dual_lr=0.5)
+        got = drive(algorithm, problem, fed, 1500, batching=FULL)
+        return got.z[-1], got.states[-1].lam[0].numpy()
+
+    x, lam = ends(1)
+    L = np.array([loss(i, x) for i in range(5)])
+    assert np.abs(x - best).max() < 1e-6 and lam.sum() == pytest.approx(1.0)
+    assert lam @ (L.max() - L) < 1e-6 < L.max() - L.min()  # complementarity, and it is not void
+    assert np.abs(sum(lam[i] * gradient(i, x) for i in range(5))).max() < 1e-6
+    assert np.abs(ends(10)[0] - best).max() > 1e-4
+
+
+def test_a_weight_that_was_rounded_away_comes_back() -> None:
+    algorithm = AgnosticFedAvg(dual_lr=50.0)
+    lam = algorithm.dual_step(torch.full((1, 2), 0.5), torch.tensor([[0.0, 9.0]]))
+    assert lam[0, 0] == 0.0
+    for _ in range(3):
+        lam = algorithm.dual_step(lam, torch.tensor([[9.0, 0.0]]))
+    assert lam[0, 0] > 0.99
 
 
 def test_delta_fl_trains_the_tail_alone() -> None:
@@ -356,3 +496,24 @@ def test_methods_that_choose_their_clients_are_not_stacked() -> None:
 
     runs = [fs.train(erm(), DRFA(lr=lr), binary(), rounds=1, participation=Full()) for lr in (0.1, 0.2)]
     assert stackable(runs) == "who takes part in a round of DRFA depends on how it goes"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda lr: AgnosticFL(lr=lr, dual_lr=0.1),
+        lambda lr: AgnosticFL(lr=lr, dual_lr=0.1, ambiguity="chi2(0.1)"),
+        lambda lr: AgnosticFL(lr=lr, dual_lr=0.1, ambiguity="cvar(0.4)"),
+        lambda lr: ScaffPD(tau=lr),
+        lambda lr: DRFA(lr=lr, dual_lr=0.1),
+    ],
+)
+def test_losses_that_overflow_are_a_divergence(make: Any) -> None:
+    """Before the iterate does; in the run itself, and with another one beside it that goes on."""
+    sites = robust_regression_federation(clients=5, dim=4, samples=10)
+    runs = [fs.train(RobustRegression(4, 0.1), make(lr), sites, rounds=40) for lr in (0.01, 10.0, 1e3)]
+    run_all(runs)
+    assert runs[0].metrics["round"] == 40
+    for run in runs[1:]:
+        with pytest.raises(Diverged, match=r"diverged.*lower the step size"):
+            _ = run.metrics

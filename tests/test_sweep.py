@@ -121,13 +121,36 @@ def test_growth_decides_shapes_and_is_not_stacked(groups: list[int]) -> None:
 def test_a_federation_is_loaded_once(monkeypatch: pytest.MonkeyPatch, groups: list[int]) -> None:
     loaded = []
     real = configs._federation
-    monkeypatch.setattr(configs, "_federation", lambda tree: loaded.append(tree["partition"]) or real(tree))
+    monkeypatch.setattr(
+        configs, "_federation", lambda tree, *more: loaded.append(tree["partition"]) or real(tree, *more)
+    )
     sweep(save(CANCER, {"algorithm.lr": [0.03, 0.01], "partition.alpha": [0.5, 5.0]}), out="out")
     assert [p["alpha"] for p in loaded] == [0.5, 5.0]
     assert groups == [4, 4]
 
 
 # ------------------------------------------------------------------------------------------------- resuming
+
+
+def test_processes_give_the_same_results_and_go_on_where_they_stopped() -> None:
+    file = save(CANCER)
+    alone = sweep(file, out="alone")
+    journal = Path("beside/runs.jsonl")
+    sweep(file, out="beside", jobs=2)
+    lines = journal.read_text().splitlines()
+    assert len(lines) == 4
+    journal.write_text(lines[0] + "\n")
+    beside = sweep(file, out="beside", jobs=2)
+    assert len(journal.read_text().splitlines()) == 4
+    for a, b in zip(alone.rows, beside.rows, strict=True):
+        for x, y in zip(a.runs, b.runs, strict=True):
+            assert measured(x["metrics"]) == pytest.approx(measured(y["metrics"]), abs=1e-10)
+
+
+def test_an_error_in_a_process_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    file = save(QUADRATIC, points={"algorithm.lr": [0.1, 0.05]})
+    assert cli._main(["sweep", file, "--jobs", "2", "--set", "train.device=cuda:7"]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
 def test_resumes_after_lines_are_lost(groups: list[int]) -> None:
@@ -444,3 +467,74 @@ def test_a_config_without_a_sweep() -> None:
     Path("run.toml").write_text(to_toml({k: v for k, v in CANCER.items() if k != "sweep"}))
     with pytest.raises(FedsaddleError, match=r"run\.toml: has no \[sweep\]"):
         plan("run.toml")
+
+
+# --------------------------------------------------------------------------------------------------- trade-off
+
+TRADED: dict[str, Any] = {
+    **CANCER,
+    "problem": {"name": "erm"},
+    "algorithm": {"name": "scaff_pd", "local_steps": 2},
+    "sweep": {
+        "metric": "valid_auc_worst20",
+        "seeds": [0, 1],
+        "tradeoff": "algorithm.ambiguity",
+        "points": {"algorithm.ambiguity": ["chi2(5)", "chi2(0.1)", "average"], "algorithm.tau": [0.01, 0.3]},
+        "also": [{"name": "fedavg", "lr": [0.01, 0.3], "local_steps": 2}],
+    },
+}
+
+
+def test_a_trade_off_shows_each_value_and_method_at_its_best_point() -> None:
+    pytest.importorskip("plotly")
+    result = sweep(save(TRADED), out="out")
+    assert len(result.rows) == 3 * 2 + 2
+    traded = result.traded()
+    assert set(traded) == {"chi2(5)", "chi2(0.1)", "average", "fedavg"}
+    for name, row in traded.items():
+        mine = [
+            r for r in result.rows
+            if r.point.get("algorithm.ambiguity") == name or r.point.get("algorithm", {}).get("name") == name
+        ]  # fmt: skip
+        assert len(mine) == 2
+        assert row.metrics["valid_auc_worst20"]["mean"] == max(
+            r.metrics["valid_auc_worst20"]["mean"] for r in mine
+        )
+    tree = {k: v for k, v in TRADED.items() if k != "sweep"}
+    alone = resolve(tree | {"algorithm": traded["fedavg"].point["algorithm"]}).run()  # seed 0
+    for k in ("valid_auc_clients", "valid_auc_worst20"):
+        assert traded["fedavg"].metrics[k]["values"][0] == pytest.approx(alone.metrics[k], abs=1e-9)
+    drawn = {t.name: t for t in figure(result).data}
+    assert set(drawn) == {"chi2", "average", "fedavg"}
+    line = [traded["chi2(0.1)"].metrics, traded["chi2(5)"].metrics]  # by rho
+    for axis, error, metric in (("x", "error_x", "valid_auc_clients"), ("y", "error_y", "valid_auc_worst20")):
+        assert list(drawn["chi2"][axis]) == [m[metric]["mean"] for m in line]
+        assert list(drawn["chi2"][error].array) == [m[metric]["std"] for m in line]
+    assert [t.strip() for t in drawn["chi2"].text] == ["0.1", "5"]
+    table = Path("out/table.md").read_text()
+    assert "valid_auc_clients" in table and 'name = "fedavg", lr = 0.3' in table
+
+
+def test_a_trade_off_over_numbers_is_one_line() -> None:
+    pytest.importorskip("plotly")
+    q = {"name": "q_fedavg", "local_steps": 2, "lr": 0.1}
+    options = {"tradeoff": "algorithm.q", "also": None, "points": {"algorithm.q": [2.0, 0.5]}}
+    (line,) = figure(sweep(save({**TRADED, "algorithm": q}, **options), out="out")).data
+    assert [t.strip() for t in line.text] == ["0.5", "2.0"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tradeoff": "algorithm.ambigity"}, "sweep.tradeoff: must be a key of sweep.points (algorithm.ambiguity, "),
+        ({"tradeoff": None}, "sweep.also: has no use without sweep.tradeoff"),
+        ({"also": [{"name": "fedavg", "tau": 1.0}]}, "algorithm.tau: unknown key"),
+        ({"also": 3}, "sweep.also: must be a list"),
+        ({"metric": "grad_norm"}, "sweep.tradeoff: \"grad_norm_clients\" is not measured; it needs accuracy or AUC"),
+        ({"points": {"algorithm": [{"name": "fedavg"}]}}, "sweep.points: algorithm is a section"),
+    ],
+)  # fmt: skip
+def test_trade_offs_that_make_no_sense(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(FedsaddleError) as error:
+        sweep(save(TRADED, **options), out="out")
+    assert says in str(error.value)

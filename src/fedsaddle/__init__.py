@@ -10,6 +10,7 @@ from fedsaddle.algorithms import (
     FFMDR,
     NPA,
     SCAFFOLD,
+    AgnosticFedAvg,
     AgnosticFL,
     Algorithm,
     AmplifiedFedAvg,
@@ -35,6 +36,7 @@ from fedsaddle.algorithms import (
     RSPairwise,
     ScaffPD,
 )
+from fedsaddle.convexify import convexify
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.models import group_norm
@@ -62,12 +64,12 @@ except _metadata.PackageNotFoundError:  # run from a source tree that is not ins
     __version__ = "unknown"
 
 __all__ = [
-    "AUC", "AgnosticFL", "Algorithm", "AmplifiedFedAvg", "AmplifiedSCAFFOLD", "CODA", "CODAPlus", "CODASCA",
-    "Contrastive", "Custom", "CyCpFedAvg", "CyCpMinimax", "CyCpPairwise", "Cyclic", "DRFA", "DeltaFL", "ERM",
+    "AUC", "AgnosticFL", "AgnosticFedAvg", "Algorithm", "AmplifiedFedAvg", "AmplifiedSCAFFOLD", "CODA", "CODAPlus",
+    "CODASCA", "Contrastive", "Custom", "CyCpFedAvg", "CyCpMinimax", "CyCpPairwise", "Cyclic", "DRFA", "DeltaFL", "ERM",
     "FFMDR", "FeDXL2", "FedAvg", "FedNest", "FedNormSGDA", "FedProx", "FedSGDA", "FedSGDAM", "FedSGDAPlus",
     "Federation", "FedsaddleError", "Full", "Independent", "LocalSGDA", "Markov", "MomentumLocalSGDA", "NPA",
     "NonconvexPL", "PairwiseAUC", "PartialAUC", "Participation", "Problem", "PublishedCODASCA", "QFedAvg",
     "QuadraticSaddle", "RSMinimax", "RSPairwise", "RobustRegression", "Run", "SCAFFOLD", "ScaffPD", "Trace",
-    "Uniform", "data", "group_norm", "nonconvex_pl_federation", "quadratic_federation",
+    "Uniform", "convexify", "data", "group_norm", "nonconvex_pl_federation", "quadratic_federation",
     "robust_regression_federation", "train",
 ]  # fmt: skip

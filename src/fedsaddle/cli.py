@@ -52,6 +52,7 @@ METRICS = {  # the names of metrics for people, in the order in which they are s
     "auc_worst20": "AUC, worst 20 % of clients",
     "auc_best20": "AUC, best 20 % of clients",
     "auc_std": "AUC, deviation of clients",
+    "auc_gini": "AUC, Gini coefficient of clients",
     "single_class_clients": "clients with one class",
     "partial_auc": "partial AUC, test",
     "valid_partial_auc": "partial AUC, validation",
@@ -67,9 +68,16 @@ METRICS = {  # the names of metrics for people, in the order in which they are s
     "accuracy_worst20": "accuracy, worst 20 % of clients",
     "accuracy_best20": "accuracy, best 20 % of clients",
     "accuracy_std": "accuracy, deviation of clients",
+    "accuracy_gini": "accuracy, Gini coefficient of clients",
     "distance": "distance to the saddle",
     "field_norm": "norm of the saddle field",
 }
+Jobs = Annotated[
+    int,
+    typer.Option(
+        min=1, metavar="N", help="So many processes, each with one thread and its own copy of the data."
+    ),
+]
 _NOT_METRICS = ("round", "phases", "bytes_down", "bytes_up", "failures", "participants", "seconds")
 
 
@@ -151,9 +159,10 @@ def sweep(
         Path | None,
         typer.Option(metavar="DIR", help="A folder, also of a sweep to go on with; runs/sweep/NAME."),
     ] = None,
+    jobs: Jobs = 1,
 ) -> None:
     """Choose hyper-parameters on validation data."""
-    result = run_sweep(file, assignments or [], out)
+    result = run_sweep(file, assignments or [], out, jobs=jobs)
     print("\n".join(_aligned(result.table())) + f"\n\n{result.verdict()}\n")
     written = ("runs.jsonl", "table.md", "results.json", "best.toml", "sweep.html")
     print(f"{result.out}: {', '.join(name for name in written if (result.out / name).exists())}")
@@ -296,13 +305,17 @@ def reproduce(
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Model, where an experiment has several.")
     ] = None,
+    jobs: Jobs = 1,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="cuda: on the GPU, with --jobs 1.")
+    ] = None,
 ) -> None:
     """Run an experiment of a paper: table, figure, claims judged."""
     known = experiments()
     if experiment not in known:
         raise _unknown("experiment ", experiment, known, "known are " + ", ".join(known))
     options = {k: v for k, v in (("data", data), ("model", model)) if v is not None}
-    folder = run_experiment(experiment, quick, out, options=options)
+    folder = run_experiment(experiment, quick, out, options=options, jobs=jobs, device=device)
     print((folder / "table.md").read_text(encoding="utf-8"))
     print(f"{folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
 

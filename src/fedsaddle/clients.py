@@ -201,7 +201,7 @@ class Clients(ABC):
                 sums = part if sums is None else _added(sums, part)
             total = total + w.sum(-1)[..., None, None]
             answered += ids.shape[-1]
-        if not (total > 0).all():
+        if (total <= 0).any():  # weights that are not finite are a divergence, which the run notices
             raise FedsaddleError(f"mean: the weights of the {answered} participants must sum to more than 0")
         one = _by_rule(self.aggregation, kept) if kept and self.aggregation else _divided(sums, total)
         return one, answered / self.n_clients

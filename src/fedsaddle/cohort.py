@@ -240,7 +240,11 @@ class Cohort:
     def _gathered(self, rows: Tensor, w: Tensor, places: Tensor | None = None) -> Batch:
         """The batch of these rows [..., S, B]. What replicas share is a view: fields [R/alike, alike, S, B, ...]."""
         flat = rows.reshape(-1)
-        data = {k: v.index_select(0, flat).view(*rows.shape, *v.shape[1:]) for k, v in self._data.items()}
+        taken = {k: v.index_select(0, flat) for k, v in self._data.items()}
+        data = {
+            k: (v.to(self._like.dtype) if v.is_floating_point() else v).view(*rows.shape, *v.shape[1:])
+            for k, v in taken.items()
+        }
         if self._alike == 1:
             return Batch(data, w, places)
 

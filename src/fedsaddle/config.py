@@ -17,6 +17,13 @@
     name = "remove_positives"
     share = 0.5
 
+    [[transform]]               # Train-Convexify-Train: samples become features of a network that is trained first
+    name = "convexify"
+    first.model = { name = "mlp" }
+    first.problem = { name = "erm", loss = "cross_entropy" }
+    first.algorithm = { name = "fedavg", lr = 0.05 }
+    first.train = { rounds = 30 }
+
     [model]                     # `fedsaddle list models`, or module = "my_models:factory" for your own
     name = "mlp"
 
@@ -62,6 +69,7 @@ from torch import nn
 
 from fedsaddle import models
 from fedsaddle.algorithms import Algorithm, LocalSGDA
+from fedsaddle.convexify import convexify
 from fedsaddle.data import load as load_dataset
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
@@ -71,6 +79,7 @@ from fedsaddle.keys import Tree, first_line, unknown_key
 from fedsaddle.participation import Participation
 from fedsaddle.problem import ModelProblem, Problem
 from fedsaddle.problems import PROBLEMS, QuadraticSaddle, quadratic_federation
+from fedsaddle.problems.erm import OF_CLASSES
 from fedsaddle.schema import GENERATED, HELD_OUT, NAMED, arguments, factory, filled
 from fedsaddle.toml import quoted, to_toml
 from fedsaddle.train import Run, train
@@ -86,11 +95,13 @@ SECTIONS = {  # in their order, each with an example unless it may be left out
     "train": "rounds = 100",
 }
 RUN_FILES = ("config.toml", HISTORY, CHECKPOINTS, "result.json", "model.safetensors", "report.html")
+_OF_FIRST = ("model", "problem", "algorithm", "participation", "train")  # sections of a first stage
 _PATHS = (
     ("data", "files"),
     ("data", "file"),
     ("data", "sites"),
     ("data", "data_dir"),
+    ("transform", "folder"),
     ("participation", "rounds"),
 )
 
@@ -131,15 +142,22 @@ class Config:
         name: str = self.tree["name"]
         return name
 
-    def build(self, federation: Federation | None = None) -> Setup:
+    def build(
+        self,
+        federation: Federation | None = None,
+        progress: bool | None = False,
+        networks: dict[str, nn.Module] | None = None,
+    ) -> Setup:
         """Load the data and make the problem, the algorithm and the federation.
 
         Args:
             federation: what [data], [partition] and [transform] describe, where it is loaded already.
+            progress: a progress bar on stderr, where a transform trains a network first.
+            networks: those that were trained first before, by what they were trained on and how; gets those that are new.
         """
         tree = self.tree
         if federation is None:
-            federation = _federation(tree)
+            federation = _federation(tree, progress, {} if networks is None else networks)
         model = {}
         if "model" in tree:
             with _blamed("model"), torch.random.fork_rng(devices=[]):
@@ -168,7 +186,7 @@ class Config:
             numbered: where `out` is taken, use `out`-2, `out`-3, ...; the run says which (`run.out`).
             resume, allow: go on with the run that `out` holds, as for `train`.
         """
-        setup = self.build()
+        setup = self.build(progress=progress)
         place: AbstractContextManager[Path | None] = nullcontext()
         if out is not None:
             place = nullcontext(Path(out)) if resume else new_folder(Path(out), numbered)
@@ -237,11 +255,29 @@ def resolve(tree: Mapping[str, Any], name: str = "run") -> Config:
     for section in _needed(tree):
         given = tree.get(section, {"name": "full"})
         if section == "transform":
-            out[section] = [filled(section, t, f"transform[{i}]") for i, t in enumerate(given)]
+            out[section] = []
+            for i, change in enumerate(given):
+                out[section].append(filled(section, change, f"transform[{i}]"))
+                if "first" in out[section][i]:
+                    first = _first_stage(out, i).tree
+                    out[section][i]["first"] = {k: first[k] for k in _OF_FIRST if k in first}
         else:
             out[section] = filled(section, given, section, out.get("data"))
     _rehearse(out)
     return Config(out)
+
+
+def _first_stage(tree: Tree, i: int) -> Config:
+    """The run that trains the network of transform i: its own sections, to be built on the data as they are there."""
+    sections, path = tree["transform"][i]["first"], f"transform[{i}].first"
+    for section in sections:
+        if section not in _OF_FIRST:
+            unknown_key(f"{path}.", section, "section", _OF_FIRST, "a first stage has")
+    data: Tree = {k: tree[k] for k in ("data", "partition") if k in tree}
+    try:
+        return resolve({**data, **sections})
+    except FedsaddleError as error:
+        raise FedsaddleError(f"{path}: {error}") from error
 
 
 def _needed(tree: Mapping[str, Any]) -> list[str]:
@@ -297,7 +333,7 @@ def _made(section: str, part: Tree, **more: Any) -> Any:
     return NAMED[section][part["name"]](**more, **arguments(section, part))
 
 
-def _federation(tree: Tree) -> Federation:
+def _federation(tree: Tree, progress: bool | None, networks: dict[str, nn.Module]) -> Federation:
     part = tree["data"]
     with _blamed("data"):
         if part.get("name") in GENERATED:
@@ -318,7 +354,18 @@ def _federation(tree: Tree) -> Federation:
             federation = _held_out(federation, **split).scaled(scale)
     for i, change in enumerate(tree.get("transform", ())):
         with _blamed(f"transform[{i}]"):
-            federation = _made("transform", change, federation=federation)
+            if "first" in change:
+                first = _first_stage(tree, i)
+                key = to_toml({**first.tree, "transform": tree["transform"][:i]})
+                if key not in networks:
+                    setup = first.build(federation)
+                    participation = setup.participation
+                    run = train(*setup[:3], participation=participation, progress=progress, **setup.train)
+                    networks[key] = run.model
+                options = arguments("transform", change) | {"first": networks[key], "progress": progress}
+                federation = convexify(federation=federation, **options)
+            else:
+                federation = _made("transform", change, federation=federation)
     return federation
 
 
@@ -364,7 +411,7 @@ def _model(tree: Tree, federation: Federation) -> nn.Module:
         return module
     outputs = options.pop("outputs", None)
     if outputs is None:
-        outputs = max(1, len(federation.classes)) if tree["problem"].get("loss") == "cross_entropy" else 1
+        outputs = max(1, len(federation.classes)) if tree["problem"].get("loss") in OF_CLASSES else 1
     return models.build(part["name"], shape, outputs, **options)
 
 
@@ -462,6 +509,7 @@ def anchor(tree: Tree, folder: Path) -> None:
         return str(folder / Path(value).expanduser()) if isinstance(value, str) and value else value
 
     for section, key in _PATHS:
-        part = tree.get(section)
-        if isinstance(part, dict) and key in part:
-            part[key] = absolute(part[key])
+        found = tree.get(section)
+        for part in found if isinstance(found, list) else [found]:
+            if isinstance(part, dict) and key in part:
+                part[key] = absolute(part[key])

@@ -115,11 +115,15 @@ class Federation:
         return digest.hexdigest()[:16]
 
     def on_device(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-        """The data on a device, real numbers in a given precision; moved once, then shared by all runs."""
+        """The data on a device; moved once, then shared by all runs.
+
+        Real numbers are in the given precision, but half precision stays as it is: what reads samples converts them.
+        """
         key = (device, dtype)
         if key not in self._moved:
             self._moved[key] = {
-                k: v.to(device, dtype if v.is_floating_point() else None) for k, v in self.data.items()
+                k: v.to(device, dtype if v.is_floating_point() and v.itemsize > 2 else None)
+                for k, v in self.data.items()
             }
         return self._moved[key]
 

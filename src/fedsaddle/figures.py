@@ -45,12 +45,14 @@ LABELS = {
     "auc": "Test AUC", "train_auc": "Training AUC", "valid_auc": "Validation AUC",
     "auc_clients": "AUC, mean over clients", "auc_worst20": "AUC, worst 20 % of clients",
     "auc_best20": "AUC, best 20 % of clients", "auc_std": "AUC, spread over clients",
+    "auc_gini": "AUC, Gini coefficient over clients",
     "single_class_clients": "Single-class clients",
     "partial_auc": "Test partial AUC", "train_partial_auc": "Training partial AUC",
     "precision": "Nearest items of the same class", "train_precision": "Nearest items of the same class, training",
     "accuracy": "Test accuracy", "train_accuracy": "Training accuracy", "valid_accuracy": "Validation accuracy",
     "accuracy_clients": "Accuracy, mean over clients", "accuracy_worst20": "Accuracy, worst 20 % of clients",
     "accuracy_best20": "Accuracy, best 20 % of clients", "accuracy_std": "Accuracy, spread over clients",
+    "accuracy_gini": "Accuracy, Gini coefficient over clients",
     "distance": "Distance to the saddle point", "field_norm": "Norm of the saddle field",
     "loss": "Training loss", "grad_norm": "Gradient norm",
     "phi": "Objective φ = max over the dual", "grad_phi": "Gradient norm ‖∇φ‖",
@@ -151,6 +153,9 @@ def base(main: str) -> str:
 
 def label(key: str) -> str:
     """What a metric is called; `unit` is shorter."""
+    of_clients = LABELS.get(key.removeprefix("valid_"))
+    if key not in LABELS and of_clients is not None:
+        return f"Validation {of_clients.replace('Accuracy', 'accuracy')}"
     return LABELS.get(key) or key.replace("_", " ").capitalize()
 
 
@@ -250,7 +255,9 @@ def course(groups: list[Group], main: str) -> Figure:
 
 
 def by_client(groups: list[Group], main: str) -> Figure | None:
-    """A dot for each client; repetitions are averaged."""
+    """A dot for each client, and the weights of a robust method over rounds; repetitions are averaged."""
+    from fedsaddle.metrics import fifth  # which imports Federation, which draws
+
     first = next((run for g in groups for run in g.runs if run.per_client(main)), Run([]))
     names, counts = first.client_names, first.result.get("class_counts")
     alike = [g for g in groups if all(r.per_client(main) and r.client_names == names for r in g.runs)]
@@ -265,6 +272,9 @@ def by_client(groups: list[Group], main: str) -> Figure | None:
     step = 0.0 if across else min(0.16, 0.7 / len(alike))
     held = [f"<br>{sum(c):,} training samples" for c in counts] if counts else [""] * len(names)
     extra = "%{fullData.name}" if len(groups) > 1 else ""
+    k = fifth(len(order))
+    tails = ["@c1"] * k + ["@c0"] * (len(order) - 2 * k) + ["@c2"] * k  # worst and best fifth
+    one = len(groups) == 1 and len(order) >= 2 * k
     data: list[Record] = [
         {
             "type": "scatter", "mode": "markers", "name": escape(g.name), value: [finite(means[j][i]) for i in order],
@@ -272,7 +282,7 @@ def by_client(groups: list[Group], main: str) -> Figure | None:
             "text": [f"<b>{escape(names[i])}</b>{held[i]}" for i in order],
             "hovertemplate": f"%{{text}}<br>{label(main)} %{{{value}:.4f}}<extra>{extra}</extra>",
             "marker": {
-                "color": g.colour, "size": 5 if across else 10, "opacity": 0.9, "symbol": g.symbol,
+                "color": tails if one else g.colour, "size": 5 if across else 10, "opacity": 0.9, "symbol": g.symbol,
                 "line": {"color": "@surface", "width": 1},
             },
         }
@@ -297,8 +307,45 @@ def by_client(groups: list[Group], main: str) -> Figure | None:
         listed = ", ".join(undefined[:12]) + (" …" if len(undefined) > 12 else "")
         note += f" Not defined for {plural(len(undefined), 'client')} with one class only: {listed}."
     legend = [(g.name, g.colour, g.symbol) for g in alike] if len(alike) > 1 else []
-    panel = Panel("", data, layout, _height(len(order), most=340))
-    return Figure(f"{unit(main)} client by client", [panel], legend, note)
+    panels = [Panel("", data, layout, _height(len(order), most=340))]
+    if one:
+        known = {tail: groups[0].values(f"{base(main)}_{tail}") for tail in ("worst20", "best20", "gini")}
+        mean = {tail: float(np.mean(values)) for tail, values in known.items() if values}
+        shown = {tail: f": {mean[tail]:.4f}" if tail in mean else "" for tail in known}
+        who = f"{k} client{'s' * (k > 1)}"
+        legend = [
+            (f"Worst 20 % ({who}){shown['worst20']}", "@c1", groups[0].symbol),
+            (f"Best 20 %{shown['best20']}", "@c2", groups[0].symbol),
+        ]
+        note += f" Gini coefficient{shown['gini']}; 0 where all clients are equal." if "gini" in mean else ""
+        rows = order + [i for i in range(len(names)) if i not in set(order)]
+        weighed = _weights(groups[0].runs, names, rows) if len(groups[0].runs) == 1 else None
+        if weighed is not None:
+            panels = [panels[0]._replace(title=unit(main)), weighed]
+            note += " Weights: how much a client counts, times the number of clients; 1 is its equal share."
+    return Figure(f"Fairness across clients: {unit(main)}", panels, legend, note)
+
+
+def _weights(runs: Sequence[Run], names: Sequence[str], order: Sequence[int]) -> Panel | None:
+    """The weights that a robust method gave the clients, over the evaluated rounds; clients in a given order."""
+    records = [r for run in runs for r in run.records if "weights" in r]
+    if not records or len(records[0]["weights"]) != len(names):
+        return None
+    table = np.array([r["weights"] for r in records], np.float64).T[list(order)] * len(
+        names
+    )  # None becomes NaN
+    top = float(np.nanmax(table)) if np.isfinite(table).any() else 1.0
+    data: list[Record] = [{
+        "type": "heatmap", "z": [[finite(v) for v in row] for row in table.round(4).tolist()],
+        "x": [r["round"] for r in records], "y": list(range(len(order))), "colorscale": _EMPTY_TO_FULL,
+        "zmin": 0, "zmax": max(top, 2.0),
+        "colorbar": {"thickness": 10, "outlinewidth": 0, "title": {"text": "×"}},
+        "hovertemplate": "<b>%{y}</b><br>round %{x}<br>%{z:.3~g} times its equal share<extra></extra>",
+    }]  # fmt: skip
+    clients = _clients([names[i] for i in order]) | {"range": [-0.7, len(order) - 0.3]}
+    clients |= {"title": {"text": "Clients, worst at the bottom"}} if len(order) > _NAMED_CLIENTS else {}
+    layout: Record = {"xaxis": {"title": {"text": "Round"}, "showgrid": False}, "yaxis": clients}
+    return Panel("Weights over rounds", data, layout, _height(len(order), most=340))
 
 
 def residual(groups: list[Group], main: str) -> Figure | None:

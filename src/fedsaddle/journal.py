@@ -1,19 +1,24 @@
 """Many runs: what is alike is computed together, and what is finished is written down, so that nothing runs twice.
 
 Runs that differ in seed or real-valued hyper-parameters only are computed as one (replicas.py), which changes results by
-rounding at most; the others follow one by one.
+rounding at most; the others follow one by one, or beside one another in several processes.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import multiprocessing
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedsaddle import config as configs
 from fedsaddle.algorithms import ALGORITHMS
@@ -65,19 +70,22 @@ class Journal:
     def __getitem__(self, config: Config) -> Entry:
         return self._done[configs.dump(config)]
 
-    def add(self, config: Config, run: Run) -> None:
-        """Write down a finished run."""
-        key = configs.dump(config)
-        try:
-            entry = {"metrics": run.metrics, "clients_evaluated_on": run.summary()["clients_evaluated_on"]}
-            if self.curves:
-                entry["curves"] = _curves(run, self.curves)
-        except Diverged:
-            entry = {"metrics": {"diverged": 1.0}}
-        self._done[key] = {"config": key, **entry}
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Write down finished runs."""
+        self._done |= {entry["config"]: entry for entry in entries}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(self._done[key]) + "\n")
+            file.writelines(json.dumps(entry) + "\n" for entry in entries)
+
+
+def _entry(config: Config, run: Run, curves: Sequence[str]) -> Entry:
+    """What is written down of a finished run."""
+    key = {"config": configs.dump(config)}
+    try:
+        entry = {"metrics": run.metrics, "clients_evaluated_on": run.summary()["clients_evaluated_on"]}
+        return key | entry | ({"curves": _curves(run, curves)} if curves else {})
+    except Diverged:
+        return key | {"metrics": {"diverged": 1.0}}
 
 
 def _curves(run: Run, names: Sequence[str]) -> Curves:
@@ -95,10 +103,14 @@ def _short(value: float | None) -> float | None:
 
 
 class Federations:
-    """The federation of each distinct [data], [partition] and [transform], loaded once."""
+    """The federation of each distinct [data], [partition] and [transform], loaded once.
+
+    Networks that a transform trains first are kept when their data are dropped.
+    """
 
     def __init__(self) -> None:
         self._loaded: dict[str, Federation] = {}
+        self._networks: dict[str, nn.Module] = {}
 
     @staticmethod
     def key(config: Config) -> str:
@@ -107,7 +119,7 @@ class Federations:
     def start(self, config: Config) -> Run:
         """The run of a config, not computed yet."""
         key = self.key(config)
-        setup = config.build(self._loaded.get(key))
+        setup = config.build(self._loaded.get(key), networks=self._networks)
         self._loaded[key] = setup.federation
         return train(*setup[:3], participation=setup.participation, progress=False, **setup.train)
 
@@ -121,6 +133,7 @@ def finish(
     together: int = TOGETHER,
     tick: Tick = lambda n, text: None,
     federations: Federations | None = None,
+    jobs: int = 1,
 ) -> list[Entry]:
     """Compute the runs that the journal lacks, and return the entries of all.
 
@@ -130,24 +143,65 @@ def finish(
         together: at most so many runs are computed as one.
         tick: hears of the progress.
         federations: those that are loaded already.
+        jobs: so many processes compute beside one another, each with one thread and its own copy of the data.
     """
-    federations = federations or Federations()
     left = {configs.dump(c): c for c in wanted if c not in journal}
     tick(len(wanted) - len(left), "")
     by_data: dict[str, dict[str, list[Config]]] = {}
     for c in left.values():
         by_data.setdefault(Federations.key(c), {}).setdefault(_shape(c), []).append(c)
+    if jobs > 1 and left:
+        most = min(together, -(-len(left) // (2 * jobs)))  # no process stands idle long
+        alike = [a for by_shape in by_data.values() for a in by_shape.values()]
+        _beside(
+            [a[i : i + most] for a in alike for i in range(0, len(a), most)], journal, together, tick, jobs
+        )
+        return [journal[c] for c in wanted]
+    federations = federations or Federations()
     for data, by_shape in by_data.items():
-        for alike in by_shape.values():
-            for group in _groups(alike, federations, together):
+        for same in by_shape.values():
+            for group in _groups(same, federations, together):
                 text = f"{len(group)} together" if len(group) > 1 else "one by one"
                 tick(0, text)
                 _compute([run for _, run in group])
-                for c, run in group:
-                    journal.add(c, run)
+                journal.add([_entry(c, run, journal.curves) for c, run in group])
                 tick(len(group), text)
         federations.drop(data)
     return [journal[c] for c in wanted]
+
+
+def _beside(shares: Sequence[list[Config]], journal: Journal, together: int, tick: Tick, jobs: int) -> None:
+    """Compute shares of runs, each of which are alike, in several processes."""
+    spawn = multiprocessing.get_context("spawn")  # a forked process would inherit torch's threads, and hang
+    with ProcessPoolExecutor(jobs, spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        waiting = {pool.submit(_share, [c.tree for c in share], together, journal.curves) for share in shares}
+        tick(0, f"{min(jobs, len(shares))} processes")
+        try:
+            for done in as_completed(waiting):
+                entries = done.result()
+                journal.add(entries)
+                tick(len(entries), f"{jobs} processes")
+        except BrokenProcessPool:
+            raise FedsaddleError(
+                f"jobs: one of {jobs} processes was killed, perhaps for want of memory; use fewer"
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _share(trees: Sequence[dict[str, Any]], together: int, curves: Sequence[str]) -> list[Entry]:
+    """In a process of its own: the entries of runs that are alike."""
+    entries = []
+    alike = [Config(tree) for tree in trees]
+    for group in _groups(alike, _last_federation(Federations.key(alike[0])), together):
+        _compute([run for _, run in group])
+        entries += [_entry(c, run, curves) for c, run in group]
+    return entries
+
+
+@functools.lru_cache(maxsize=1)  # shares of the same data follow one another
+def _last_federation(key: str) -> Federations:
+    return Federations()
 
 
 def _shape(config: Config) -> str:

@@ -113,6 +113,7 @@ _WORDS = {
     Path: "text",
     os.PathLike: "text",
     NoneType: '"none"',
+    dict: "a table",
 }
 
 

@@ -133,29 +133,49 @@ def aucs(scores: Tensor, positive: Tensor, owner: Tensor, n_clients: int) -> Ten
 
 
 def spread(values: list[float], name: str) -> dict[str, float]:
-    """Mean, worst fifth, best fifth and standard deviation over the clients where the value is defined."""
+    """Mean, worst fifth, best fifth, standard deviation and Gini coefficient over the clients where the value is defined."""
     known = torch.tensor(sorted(v for v in values if v == v), dtype=torch.float64)
     if len(known) == 0:
         return {}
-    fifth = max(1, round(len(known) / 5))
+    k = fifth(len(known))
     return {
         f"{name}_clients": known.mean().item(),
-        f"{name}_worst20": known[:fifth].mean().item(),
-        f"{name}_best20": known[-fifth:].mean().item(),
+        f"{name}_worst20": known[:k].mean().item(),
+        f"{name}_best20": known[-k:].mean().item(),
         f"{name}_std": known.std(correction=0).item(),
+        f"{name}_gini": gini(known),
     }
+
+
+def fifth(n: int) -> int:
+    """How many of n clients are a fifth: at least one."""
+    return max(1, round(n / 5))
+
+
+def gini(values: Tensor) -> float:
+    """sum_ij |v_i - v_j| / (2 n^2 mean) of values >= 0 in ascending order [n]: 0 where all are equal, below 1 always."""
+    n, total = len(values), values.sum().item()
+    rank = torch.arange(1, n + 1, dtype=values.dtype, device=values.device)
+    return ((2 * rank - n - 1) @ values).item() / (n * total) if total > 0 else 0.0
 
 
 def clients_split(splits: Mapping[str, Split]) -> Split:
     """Where clients are told apart: their own test data, else their training data."""
-    test = splits.get("test")
-    return test if test is not None and test.n_clients == splits["train"].n_clients else splits["train"]
+    return splits["test"] if by_owner(splits, "test") else splits["train"]
+
+
+def by_owner(splits: Mapping[str, Split], name: str) -> bool:
+    """Whether there is such a part, and each client has its own share of it."""
+    return name in splits and splits[name].n_clients == splits["train"].n_clients
 
 
 def ranking(
     problem: ModelProblem, z: Tensor, splits: Mapping[str, Split], positive: int
 ) -> list[tuple[dict[str, float], list[float]]]:
-    """AUC of pooled test and validation data (of training data without), and client by client, at z [R, 1, d]."""
+    """AUC of pooled test and validation data (of training data without), and client by client, at z [R, 1, d].
+
+    Of validation data that clients own, the spread over clients too, to choose by.
+    """
     scored = {k: problem.all_scores(z, s) for k, s in splits.items() if k != "train" or "test" not in splits}
     pooled = {}
     for name, scores in scored.items():
@@ -168,8 +188,12 @@ def ranking(
     by_client = aucs(scores, is_positive, split.owner, split.n_clients).tolist()
     (shares,) = split.client_means(is_positive.unsqueeze(0))
     single = sum(share in (0.0, 1.0) for share in shares)
+    valid: list[list[float]] = [[]] * len(by_client)
+    if by_owner(splits, "valid"):
+        own = splits["valid"]
+        valid = aucs(scored["valid"], own.data["y"] == positive, own.owner, own.n_clients).tolist()
     return [
-        ({k: v[i] for k, v in pooled.items()} | spread(values, "auc")
+        ({k: v[i] for k, v in pooled.items()} | spread(values, "auc") | spread(valid[i], "valid_auc")
          | {"single_class_clients": single}, values)
         for i, values in enumerate(by_client)
     ]  # fmt: skip
@@ -218,7 +242,12 @@ class Split:
         length = max(1, self._rows // replicas)
         for start in range(0, len(self.weights), length):
             rows = slice(start, start + length)
-            data = {k: v[rows].to(self._device).unsqueeze(0) for k, v in self.data.items()}
+            data = {
+                k: v[rows]
+                .to(self._device, self.weights.dtype if v.is_floating_point() else None)
+                .unsqueeze(0)
+                for k, v in self.data.items()
+            }
             yield Batch(data, self.weights[rows].unsqueeze(0))
 
     def client_means(self, values: Tensor) -> list[list[float]]:

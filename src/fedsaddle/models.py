@@ -30,12 +30,16 @@ class Linear(nn.Sequential):
     Args:
         features: numbers in one sample, >= 1.
         outputs: scores for each sample, >= 1.
+        zero: start at 0 instead of PyTorch's random initialisation.
     """
 
-    def __init__(self, features: int, outputs: int = 1) -> None:
+    def __init__(self, features: int, outputs: int = 1, zero: bool = False) -> None:
         _integer("Linear", "features", features)
         _integer("Linear", "outputs", outputs)
         super().__init__(nn.Flatten(), nn.Linear(features, outputs))
+        if zero:
+            for parameter in self.parameters():
+                nn.init.zeros_(parameter)
 
 
 class MLP(nn.Sequential):
@@ -69,31 +73,33 @@ class CNN(nn.Sequential):
         channels: channels of the images [B, channels, size, size], >= 1; [B, size, size] works for one.
         size: height and width of the images, >= 18 (below that the last convolution has no pixel left).
         outputs: scores for each image, >= 1.
+        width: channels of the first convolution, >= 1; all other layers are twice as wide.
 
     Reference: https://www.tensorflow.org/tutorials/images/cnn
     """
 
     min_side = 18
 
-    def __init__(self, channels: int = 3, size: int = 32, outputs: int = 1) -> None:
+    def __init__(self, channels: int = 3, size: int = 32, outputs: int = 1, width: int = 32) -> None:
         _integer("CNN", "channels", channels)
         _integer("CNN", "size", size, self.min_side)
         _integer("CNN", "outputs", outputs)
+        _integer("CNN", "width", width)
         side = ((size - 2) // 2 - 2) // 2 - 2
         super().__init__(
             Images(),
-            nn.Conv2d(channels, 32, 3),
+            nn.Conv2d(channels, width, 3),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 3),
+            nn.Conv2d(width, 2 * width, 3),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(64, 64, 3),
+            nn.Conv2d(2 * width, 2 * width, 3),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(64 * side * side, 64),
+            nn.Linear(2 * width * side * side, 2 * width),
             nn.ReLU(),
-            nn.Linear(64, outputs),
+            nn.Linear(2 * width, outputs),
         )
 
 
@@ -184,8 +190,7 @@ def build(name: str, sample_shape: Sequence[int], outputs: int = 1, **options: o
     valid = [key for key in arguments if key not in derived and key != "outputs"]
     for key in options:
         if key not in valid:
-            remedy = f"its options are: {', '.join(valid)}" if valid else "it has none, leave it out"
-            raise FedsaddleError(f"model {name!r} has no option {key!r}; {remedy}")
+            raise FedsaddleError(f"model {name!r} has no option {key!r}; its options are: {', '.join(valid)}")
     return MODELS[name](**derived, outputs=outputs, **options)
 
 

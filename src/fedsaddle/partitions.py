@@ -228,13 +228,19 @@ def positive_rate(
 
 
 def natural(
-    labels: npt.ArrayLike, clients: int | None = None, *, groups: npt.ArrayLike, seed: int = 0
+    labels: npt.ArrayLike,
+    clients: int | None = None,
+    *,
+    groups: npt.ArrayLike,
+    leave_out: Sequence[str] = (),
+    seed: int = 0,
 ) -> Partition:
     """Split by given groups, such as the hospital of each row; clients are the sorted group values.
 
     Args:
         clients: number of distinct groups, checked when given.
         groups: one group value a row.
+        leave_out: groups whose rows are dropped.
     """
     values, n = np.asarray(groups), len(np.asarray(labels))
     if values.shape != (n,):
@@ -242,11 +248,17 @@ def natural(
             f"natural: groups must have one value for each of the {n} rows, got {list(values.shape)}"
         )
     found, codes = levels(values, "groups", "drop that row or name its group")
+    for name in leave_out:
+        if name not in found:
+            raise unknown("natural: leave_out", name, found)
+    kept = np.array([name not in leave_out for name in found])
+    owner = np.where(kept, np.cumsum(kept) - 1, -1)[codes]  # -1: dropped
+    found = tuple(name for name in found if name not in leave_out)
     if clients is not None and clients != len(found):
         raise FedsaddleError(
             f"natural: there are {len(found)} groups, got clients={clients}: leave clients out"
         )
-    return _by_owner(codes, len(found))
+    return _by_owner(owner, len(found))
 
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {

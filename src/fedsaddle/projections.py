@@ -23,10 +23,11 @@ def simplex() -> Prox:
     """Euclidean projection on {v >= 0, sum v = 1}, by sorting."""
 
     def project(v: Tensor, lr: float | Tensor) -> Tensor:
+        v = v - v.amax(-1, keepdim=True)  # the same projection, and large numbers lose nothing
         u = v.sort(dim=-1, descending=True).values
         excess = u.cumsum(-1) - 1
         k = torch.arange(1, v.shape[-1] + 1, device=v.device)
-        support = (u * k > excess).sum(-1, keepdim=True)
+        support = (u * k > excess).sum(-1, keepdim=True).clamp(min=1)  # what is not finite stays so
         return (v - excess.gather(-1, support - 1) / support).clamp(min=0)
 
     return project

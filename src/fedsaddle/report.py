@@ -37,6 +37,8 @@ NOTES = {
     "single_class_clients": "their AUC is undefined, so they are counted here instead",
     "auc_std": "standard deviation",
     "accuracy_std": "standard deviation",
+    "auc_gini": "0 where all clients are equal",
+    "accuracy_gini": "0 where all clients are equal",
     "bytes_down": "all rounds, all clients, as 4-byte numbers",
     "bytes_up": "all rounds, all clients, as 4-byte numbers",
 }
@@ -190,7 +192,7 @@ def _key_numbers(run: Run) -> _Card:
 def _table_of_runs(groups: list[Group], main: str) -> _Card:
     qualities = {
         main: label(main), f"{base(main)}_clients": "Mean over clients", f"{base(main)}_worst20": "Worst 20\u00a0%",
-        f"{base(main)}_best20": "Best 20\u00a0%",
+        f"{base(main)}_best20": "Best 20\u00a0%", f"{base(main)}_gini": "Gini",
     }  # fmt: skip
     wanted = qualities | {
         "single_class_clients": "Single-class clients", "round": "Rounds", "phases": "Phases", "bytes_down": "Down",
@@ -220,7 +222,7 @@ def _best(key: str, values: list[list[float]]) -> list[int]:
     if not all(values):
         return []
     means = [float(np.mean(v)) for v in values]
-    top = min(means) if key in RESIDUALS or key == "loss" else max(means)
+    top = min(means) if key in RESIDUALS or key == "loss" or key.endswith("_gini") else max(means)
     found = [i for i, m in enumerate(means) if _number(key, m) == _number(key, top)]
     return found if len(found) < len(values) else []
 

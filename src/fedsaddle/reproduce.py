@@ -24,6 +24,7 @@ real-valued hyper-parameters are computed together (journal.py).
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import time
@@ -34,7 +35,8 @@ from typing import Any, NamedTuple
 
 from fedsaddle import config
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.journal import Bar, Entry, Journal, finish, over_seeds
+from fedsaddle.journal import Bar, Entry, Federations, Journal, finish, over_seeds
+from fedsaddle.keys import Tree
 from fedsaddle.sweep import grid_points
 
 
@@ -82,6 +84,8 @@ def reproduce(
     out: Path | None = None,
     progress: bool | None = None,
     options: Mapping[str, str] = {},
+    jobs: int = 1,
+    device: str | None = None,
 ) -> Path:
     """Run an experiment and write table.md, results.json and figure.html; returns their folder.
 
@@ -91,12 +95,17 @@ def reproduce(
         out: where to; by default runs/reproduce/PAPER/NAME.
         progress: a progress bar on stderr; by default when that is a terminal.
         options: which variant, by the names in the experiment's OPTIONS; their first values unless given.
+        jobs: so many processes compute beside one another.
+        device: "cuda": computed there, not where base.toml says.
     """
     folder = _root() / name
     if not (folder / "experiment.py").is_file():
         raise FedsaddleError(f"experiment {name!r}: unknown; known are {', '.join(experiments()) or 'none'}")
     experiment = _load(folder)
     chosen = _variant(name, experiment, options)
+    base = config.read(folder / "base.toml")
+    if device is not None:
+        config.put(base, ["train", "device"], device, f"--device {device}")
     variant = "-".join(["", *chosen.values()])
     out = out or Path("runs") / "reproduce" / f"{name}{variant}{'-quick' if quick else ''}"
     out.mkdir(parents=True, exist_ok=True)
@@ -105,6 +114,7 @@ def reproduce(
     earlier = json.loads(before.read_text())["seconds"] if before.exists() else 0.0  # what is not run again
     started = time.perf_counter()
     journal = Journal(out / "runs.jsonl", getattr(experiment, "CURVES", ()))
+    federations = Federations()
     rows: list[Row] = []
     earlier_rows: list[list[Row]] = []
     steps = getattr(experiment, "STEPS", [lambda rows, quick, **options: experiment.cells(quick, **options)])
@@ -112,19 +122,18 @@ def reproduce(
         title = name if len(steps) == 1 else f"{name}, step {i + 1} of {len(steps)}"
         earlier_rows.append(rows)
         rows = _tuned(
-            folder / "base.toml", experiment, step(rows, quick, **chosen), seeds, journal, progress, title
+            base, experiment, step(rows, quick, **chosen), seeds, journal, federations, progress, title, jobs
         )
     if hasattr(experiment, "extra_rows"):
-        rows = rows + experiment.extra_rows(
-            quick, lambda change: _changed(folder / "base.toml", change), **chosen
-        )
+        rows = rows + experiment.extra_rows(quick, lambda change: _changed(base, change), **chosen)
     verdicts: list[Verdict] = experiment.judge(rows)
     results = {
         "experiment": name,
         "quick": quick,
         "command": f"fedsaddle reproduce {name}"
         + "".join(f" --{k} {v}" for k, v in chosen.items())
-        + (" --quick" if quick else ""),
+        + (" --quick" if quick else "")
+        + (f" --device {device}" if device else ""),
         "options": chosen,
         "seeds": list(seeds),
         "seconds": round(earlier + time.perf_counter() - started, 1),
@@ -155,13 +164,15 @@ def _variant(name: str, experiment: ModuleType, options: Mapping[str, str]) -> d
 
 
 def _tuned(
-    base: Path,
+    base: Tree,
     experiment: ModuleType,
     cells: Sequence[Cell],
     seeds: Sequence[int],
     journal: Journal,
+    federations: Federations,
     progress: bool | None,
     title: str,
+    jobs: int,
 ) -> list[Row]:
     """The best point of each cell on validation data, with its metrics over seeds."""
     wanted = [
@@ -171,7 +182,7 @@ def _tuned(
         for seed in seeds
     ]
     with Bar(progress, len(wanted), title) as tick:
-        entries = iter(finish(wanted, journal, tick=tick))
+        entries = iter(finish(wanted, journal, tick=tick, federations=federations, jobs=jobs))
     rows: list[Row] = []
     for cell in cells:
         tried = [
@@ -204,11 +215,11 @@ def _seen(experiment: ModuleType, runs: Sequence[Entry]) -> Row:
     return {"metrics": over_seeds(measured), "curves": {"round": runs[0]["curves"]["round"], **values}}
 
 
-def _changed(base: Path, change: Mapping[str, Any]) -> config.Config:
-    tree = config.read(base)
+def _changed(base: Tree, change: Mapping[str, Any]) -> config.Config:
+    tree = copy.deepcopy(base)
     for key, value in change.items():
         config.put(tree, key.split("."), value, f"{key} = {value!r}")
-    return config.resolve(tree, base.stem)
+    return config.resolve(tree, "base")
 
 
 def _markdown(

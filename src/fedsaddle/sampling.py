@@ -21,10 +21,11 @@ from torch import Tensor
 Sampling = Literal["without_replacement", "with_replacement"]
 SAMPLINGS: tuple[str, ...] = get_args(Sampling)
 
-MINIBATCH, SERVER, POOL = (
+MINIBATCH, SERVER, POOL, TANGENT = (
     1,
     2,
     3,
+    4,
 )  # purposes, the first number absorbed, so that two uses never share a stream
 _GOLDEN, _MUL_1, _MUL_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1

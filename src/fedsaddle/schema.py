@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.convexify import convexify
 from fedsaddle.data import DATASETS, DatasetInfo
 from fedsaddle.data import load as load_dataset
 from fedsaddle.errors import FedsaddleError, did_you_mean
@@ -38,7 +39,7 @@ GENERATED: dict[str, Callable[..., Federation]] = {
 NAMED: dict[str, Mapping[str, Any]] = {  # section -> name -> class, function or DatasetInfo
     "data": {**DATASETS, **GENERATED},
     "partition": PARTITIONS,
-    "transform": TRANSFORMS,
+    "transform": {**TRANSFORMS, "convexify": convexify},
     "model": MODELS,
     "problem": PROBLEMS,
     "algorithm": ALGORITHMS,
@@ -50,7 +51,7 @@ _WAYS = {
 }  # to say what a section is; else by name
 _FILLED_IN = {  # arguments that are no keys: they come from other sections or from the data
     "partition": ("labels", "groups"),
-    "transform": ("federation",),
+    "transform": ("federation", "progress"),
     "model": (*FROM_SHAPE, "outputs"),
     "problem": ("model", "owners"),
 }
@@ -80,6 +81,8 @@ def keys(section: str, name: str = "", data: Mapping[str, Any] | None = None) ->
     own = keys_of(thing, *_FILLED_IN.get(section, ()))
     if section == "partition":
         own["by"] = Key(str, "y")  # of Dataset.federation
+    if thing is convexify:
+        own["first"] = Key(dict[str, Any])  # sections of the run that trains the network
     if section == "model":
         own["outputs"] = Key(int | None, None)  # what the problem needs
     if section == "problem" and data and data.get("name") in GENERATED:  # it has the dimensions of its data

@@ -10,15 +10,21 @@ The file is the config of a run (config.py) and a section
     random = 20                 # that many random points instead of the full grid, by `seed` (0 unless given)
     grid = "codasca"            # a paper's grid, to which points are added; `fedsaddle list grids`
     together = 64               # at most so many runs are computed as one
+    tradeoff = "algorithm.ambiguity"    # the figure: mean against worst 20 % of clients, a point for each value of this key
 
     [sweep.points]              # any keys of the config
     "algorithm.lr" = [0.1, 0.01, 0.001]
     "algorithm.lr_dual" = { log_uniform = [1e-3, 1.0] }     # random search; also { uniform = [a, b] }, { choice = [...] }
 
+    [[sweep.also]]              # in a trade-off: another method in place of [algorithm]; lists are tuned
+    name = "fedavg"
+    lr = [0.1, 0.01]
+
 Every point and seed is a run. All are checked before the first starts. Runs that differ in seed or real-valued
 hyper-parameters are computed together (replicas.py), which changes results by rounding at most. Each finished run is a line
 of runs.jsonl under its whole config, so that a sweep goes on where it stopped. A point with a run that diverged, or whose
-metric is undefined, is never chosen.
+metric is undefined, is never chosen. In a trade-off each value of the key, and each method of `also`, is shown at its own
+best point by the metric.
 """
 
 from __future__ import annotations
@@ -30,6 +36,7 @@ import json
 import math
 import os
 import random
+import re
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -51,14 +58,19 @@ from fedsaddle.schema import GENERATED
 from fedsaddle.toml import quoted, to_toml, to_value
 
 Point = dict[str, Any]  # config keys such as "algorithm.lr", and their values
+OTHER = "algorithm"  # the key of a point that is another method
 
 _OPTIONS = {
     "metric": Key(str), "minimise": Key(bool, False), "allow_test": Key(bool, False), "seeds": Key(list[int], None),
     "random": Key(int, None), "seed": Key(int, 0), "grid": Key(str, None), "together": Key(int, TOGETHER),
+    "tradeoff": Key(str, None), "also": Key(list[dict[str, Any]], None),
 }  # fmt: skip
 # measures of the optimisation itself, which say nothing of generalisation and need no validation data
-_OPTIMISATION = ("distance", "field_norm", "grad_phi", "grad_norm", "phi", "loss")
-_BOOKKEEPING = ("round", "phases", "bytes_down", "bytes_up", "failures", "participants", "clients", "seconds")
+_OPTIMISATION = ("distance", "field_norm", "grad_phi", "grad_norm", "phi", "loss", "robust_loss")
+_BOOKKEEPING = (
+    "round", "phases", "bytes_down", "bytes_up", "failures", "participants", "clients", "weights",
+    "largest_weight", "seconds",
+)  # fmt: skip
 _SCALE = [[0, "@empty"], [1, "@c0"]]  # of a map, from worst to best
 
 
@@ -180,6 +192,7 @@ class Plan:
         points: what is tried.
         runs: for each point its configs, one a seed.
         keys: the keys of the points that have more than one value; all keys of a single point.
+        tradeoff: the key along which mean and tail of the clients are traded, if any.
     """
 
     name: str
@@ -189,11 +202,19 @@ class Plan:
     together: int
     points: list[Point]
     runs: list[list[Config]]
+    tradeoff: str | None = None
 
     @property
     def keys(self) -> list[str]:
-        several = [k for k in self.points[0] if len({to_value(p[k]) for p in self.points}) > 1]
-        return several or list(self.points[0])
+        swept = [p for p in self.points if OTHER not in p]
+        several = [k for k in swept[0] if len({to_value(p[k]) for p in swept}) > 1]
+        return several or list(swept[0])
+
+    @property
+    def mean_and_tail(self) -> tuple[str, str]:
+        """The two metrics of a trade-off: of the clients that the metric is about."""
+        measure = self.metric.removesuffix("_worst20").removesuffix("_clients")
+        return f"{measure}_clients", f"{measure}_worst20"
 
     @property
     def seeds(self) -> list[int]:
@@ -222,6 +243,15 @@ def plan(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Plan:
         points = random_points(space, n, options["seed"])
     else:
         points = _distinct(grid_points({k: v for k, v in space.items() if isinstance(v, list)}))
+    if options["tradeoff"] is not None and options["tradeoff"] not in space:
+        hint = did_you_mean(options["tradeoff"], space)
+        rule = f"must be a key of sweep.points ({', '.join(space)})"
+        raise FedsaddleError(
+            f"sweep.tradeoff: {rule}, got {quoted(options['tradeoff'])}{'; ' * bool(hint)}{hint}"
+        )
+    for method in options["also"] or []:
+        lists = {k: v if isinstance(v, list) else [v] for k, v in method.items()}
+        points += [{OTHER: section} for section in grid_points(lists)]
     file = Path(path)
     runs = []
     for point in points:
@@ -229,12 +259,15 @@ def plan(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Plan:
             changed = copy.deepcopy(tree)
             for key, value in point.items():
                 configs.put(changed, key.split("."), value, "sweep.points")
-            _suits(grid, changed)
+            if OTHER not in point:
+                _suits(grid, changed)
             configs.anchor(changed, file.resolve().parent)
             made = configs.resolve(changed, file.stem)
         seeds = options["seeds"] or [made.tree["train"]["seed"]]
         runs.append([Config({**made.tree, "train": {**made.tree["train"], "seed": s}}) for s in seeds])
-    return Plan(runs[0][0].name, metric, options["minimise"], allow_test, options["together"], points, runs)
+    return Plan(
+        runs[0][0].name, metric, options["minimise"], allow_test, options["together"], points, runs, options["tradeoff"]
+    )  # fmt: skip
 
 
 def _options(section: Any) -> tuple[dict[str, Any], Space, str | None]:
@@ -277,6 +310,14 @@ def _options(section: Any) -> tuple[dict[str, Any], Space, str | None]:
     if not space:
         raise FedsaddleError(
             'sweep.points: is missing; for example [sweep.points] with "algorithm.lr" = [0.1, 0.01]'
+        )
+    if out["also"] and out["tradeoff"] is None:
+        raise FedsaddleError(
+            "sweep.also: has no use without sweep.tradeoff; a sweep chooses among points of one method"
+        )
+    if OTHER in space:
+        raise FedsaddleError(
+            "sweep.points: algorithm is a section; sweep its keys, or use sweep.also in a trade-off"
         )
     if "train.seed" in space:
         raise FedsaddleError("sweep.points: train.seed is no hyper-parameter; use sweep.seeds")
@@ -343,6 +384,12 @@ def _check(plan: Plan, journal: Journal, federations: Federations) -> None:
                 "set data.valid, for example data.valid = 0.2"
             )
         measured = [k for k in next(iter(run)) if k not in _BOOKKEEPING]
+        missing = [k for k in plan.mean_and_tail if plan.tradeoff and k not in measured]
+        if missing and plan.metric in measured:
+            raise FedsaddleError(
+                f"sweep.tradeoff: {quoted(missing[0])} is not measured; it needs accuracy or AUC of every client: "
+                "give each its own validation data (data.valid = 0.2), and choose sweep.metric accordingly"
+            )
         if plan.metric not in measured:
             hint = did_you_mean(plan.metric, measured)
             hint = f"{hint} measured are" if hint else "measured are"
@@ -397,7 +444,7 @@ class Result:
         """What was measured on test data."""
         on_test = all(entry.get("clients_evaluated_on") == "test" for entry in row.runs)
         skip = (*_OPTIMISATION, *_BOOKKEEPING, "diverged", "single_class_clients")
-        of_clients = ("_clients", "_worst20", "_best20", "_std")
+        of_clients = ("_clients", "_worst20", "_best20", "_std", "_gini")
         return {
             k: v
             for k, v in row.metrics.items()
@@ -409,13 +456,36 @@ class Result:
     def table(self) -> list[list[str]]:
         """Head and rows, from best to worst; the chosen point has a star."""
         plan, best = self.plan, self.best
-        lines = [["", *plan.keys, plan.metric, "diverged"]]
+        both = [k for k in plan.mean_and_tail if plan.tradeoff and k != plan.metric]
+        lines = [["", *plan.keys, plan.metric, *both, "diverged"]]
         for row in self.ranked:
-            shown = mean_and_std(row.metrics[plan.metric]) if self.score(row) is not None else "-"
+            found = [row.metrics.get(k) for k in (plan.metric, *both)]
+            shown = ["-" if m is None else mean_and_std(m) for m in found]
             mark = "*" if row is best else ""
-            at = [quoted(row.point[k]) for k in plan.keys]
-            lines.append([mark, *at, shown, f"{row.diverged}/{len(row.runs)}" if row.diverged else "-"])
+            at = [quoted(row.point[k]) for k in plan.keys if k in row.point]
+            at += [in_line(row.point[OTHER]), *[""] * (len(plan.keys) - 1)] if OTHER in row.point else []
+            lines.append([mark, *at, *shown, f"{row.diverged}/{len(row.runs)}" if row.diverged else "-"])
         return lines
+
+    def traded(self) -> dict[str, Row]:
+        """In a trade-off, the best point of each value of its key and of each other method, by what it is called."""
+        out: dict[str, Row] = {}
+        for row in self.ranked:
+            if self.score(row) is not None and all(k in row.metrics for k in self.plan.mean_and_tail):
+                out.setdefault(self._called(row.point), row)
+        return out
+
+    def _called(self, point: Point) -> str:
+        if OTHER not in point:
+            value = point[str(self.plan.tradeoff)]
+            return value if isinstance(value, str) else to_value(value)
+        alike = [
+            p[OTHER] for p in self.plan.points if OTHER in p and p[OTHER]["name"] == point[OTHER]["name"]
+        ]
+        text = [
+            v for k, v in point[OTHER].items() if isinstance(v, str) and any(p.get(k) != v for p in alike)
+        ]
+        return ", ".join([point[OTHER]["name"], *text])
 
     def verdict(self) -> str:
         """The chosen point in words, with its results on test data."""
@@ -437,6 +507,7 @@ def sweep(
     overrides: Sequence[str] = (),
     out: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
+    jobs: int = 1,
 ) -> Result:
     """Compute a sweep, choose on validation data, and write table.md, results.json, best.toml and sweep.html.
 
@@ -445,6 +516,7 @@ def sweep(
         overrides: assignments such as "algorithm.lr=0.05".
         out: a folder; runs that it holds are not computed again. By default runs/sweep/NAME.
         progress: a progress bar on stderr; by default when that is a terminal.
+        jobs: so many processes compute beside one another, each with one thread.
     """
     todo = plan(path, overrides)
     out = Path(out) if out is not None else Path("runs") / "sweep" / todo.name
@@ -459,7 +531,7 @@ def sweep(
     wanted = [c for runs in todo.runs for c in runs]
     try:
         with Bar(progress, len(wanted), todo.name) as tick:
-            entries = iter(finish(wanted, journal, todo.together, tick, federations))
+            entries = iter(finish(wanted, journal, todo.together, tick, federations, jobs))
     except BaseException as error:
         error.add_note(f"finished runs are in {journal.path}, and the same call goes on from there")
         raise
@@ -500,7 +572,9 @@ def _write(result: Result, command: str) -> None:
         "command": command, "metric": plan.metric, "minimise": plan.minimise, "allow_test": plan.allow_test,
         "seeds": plan.seeds,
         "rows": [
-            {"point": r.point, plan.metric: r.metrics.get(plan.metric), "diverged": r.diverged} for r in result.ranked
+            {"point": r.point, "diverged": r.diverged}
+            | {k: r.metrics.get(k) for k in dict.fromkeys((plan.metric, *plan.mean_and_tail * bool(plan.tradeoff)))}
+            for r in result.ranked
         ],
         "chosen": None,
     }  # fmt: skip
@@ -531,12 +605,14 @@ def _write(result: Result, command: str) -> None:
 
 
 def figure(result: Result) -> Any:
-    """The metric as a Plotly figure: a line over one key, a map of two, else parallel coordinates."""
+    """The metric as a Plotly figure: a line over one key, a map of two, else parallel coordinates; or a trade-off."""
     plan = result.plan
     rows = [row for row in result.rows if result.score(row) is not None]
     keys, name, score = plan.keys, label(plan.metric), [result.score(row) for row in rows]
     title = f"{escape(plan.name)}: {name}, mean over seeds"
     layout: dict[str, Any] = {"title": {"text": title}, "showlegend": False}
+    if plan.tradeoff is not None:
+        return _tradeoff(result, layout)
     sizes = [len(_sorted([row.point[k] for row in result.rows])) for k in keys]
     if len(keys) == 1:
         return _line(result, rows, layout)
@@ -567,6 +643,41 @@ def _line(result: Result, rows: Sequence[Row], layout: dict[str, Any]) -> Any:
     kind = "category" if not numbers else "log" if _wide(x) else "linear"
     xaxis = {"title": {"text": escape(key)}, "type": kind}
     return _notebook("sweep", [data], layout | {"xaxis": xaxis, "yaxis": {"title": {"text": label(metric)}}})
+
+
+def _tradeoff(result: Result, layout: dict[str, Any]) -> Any:
+    """Worst 20 % of clients against the mean: a point a value; those of one family, such as chi2(...), along a line."""
+    plan = result.plan
+    families: dict[str, list[tuple[float, str, Row]]] = {}
+    for name, row in result.traded().items():
+        call = re.fullmatch(r"(.*)\(([-+.e\d]+)\)", name)
+        if call is not None:
+            families.setdefault(call[1], []).append((float(call[2]), call[2], row))
+        elif _is_number(row.point.get(str(plan.tradeoff))):
+            families.setdefault(str(plan.tradeoff), []).append((float(name), name, row))
+        else:
+            families.setdefault(name, []).append((0.0, "", row))
+    data = []
+    for i, (family, found) in enumerate(families.items()):
+        found = sorted(found, key=lambda f: f[0])
+        at: dict[str, Any] = {}
+        for axis, metric in zip("xy", plan.mean_and_tail, strict=True):
+            over_seeds = [row.metrics[metric] for _, _, row in found]
+            at[axis] = [m["mean"] for m in over_seeds]
+            at[f"error_{axis}"] = {
+                "array": [m["std"] for m in over_seeds],
+                "visible": len(plan.seeds) > 1,
+                "thickness": 1,
+            }
+        data.append(at | {
+            "type": "scatter", "mode": "lines+markers+text", "name": escape(family), "cliponaxis": False,
+            "text": [f" {escape(number)} " for _, number, _ in found], "textposition": f"middle {('right', 'left')[i % 2]}",
+            "marker": {"color": f"@c{i % 8}", "size": 9}, "line": {"color": f"@c{i % 8}", "dash": "dot", "width": 1.5},
+        })  # fmt: skip
+    axes = {f"{a}axis": {"title": {"text": label(k)}} for a, k in zip("xy", plan.mean_and_tail, strict=True)}
+    legend = {"orientation": "h", "y": -0.2, "yanchor": "top"}
+    title = {"text": f"{escape(plan.name)}: mean against tail"}
+    return _notebook("sweep", data, layout | axes | {"title": title, "showlegend": True, "legend": legend})
 
 
 def _map(result: Result, rows: Sequence[Row], layout: dict[str, Any]) -> Any:

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects
 
 Record = dict[str, Any]
-_MAX_LISTED = 1000  # participants named in a record
+_MAX_LISTED = 1000  # clients named or weighed in a record
+_LISTS = ("clients", "weights")  # of a record: one value a client
 
 
 def train(
@@ -544,6 +545,9 @@ class Run:
                 k: v.item() for k, v in _monitors(self.state).items()
             }  # of the algorithm's own sequence
             record |= {k: v if math.isfinite(v) else None for k, v in monitors.items()}
+            lam = getattr(self.state, "lam", None)  # what a robust method weighs clients by
+            if lam is not None and lam.shape[-1] <= _MAX_LISTED:
+                record["weights"] = [float(f"{v:.4g}") if math.isfinite(v) else None for v in lam[0].tolist()]
         record["seconds"] = time.perf_counter() - started
         self._records.append(record)
         if self._folder is not None:
@@ -595,7 +599,7 @@ class Run:
     def metrics(self) -> Record:
         """The last evaluation."""
         record = self.finish().records[-1]
-        return {k: v for k, v in record.items() if k != "clients"}
+        return {k: v for k, v in record.items() if k not in _LISTS}
 
     @property
     def history(self) -> pandas.DataFrame:
@@ -603,7 +607,7 @@ class Run:
         import pandas
 
         rows = [r for r in self.records if r["round"] % self.eval_every == 0 or r["round"] == self.rounds]
-        return pandas.DataFrame(rows).drop(columns="clients", errors="ignore").set_index("round")
+        return pandas.DataFrame(rows).drop(columns=list(_LISTS), errors="ignore").set_index("round")
 
     def plot(self) -> plotly.graph_objects.Figure:
         """The course of the run as a Plotly figure."""
@@ -616,7 +620,7 @@ class Run:
         traffic = self.clients.traffic
         return {
             "config": self.config | {"problem": describe(self.problem)},  # with the constants agreed on
-            "metrics": {k: v for k, v in self._records[-1].items() if k != "clients"},
+            "metrics": {k: v for k, v in self._records[-1].items() if k not in _LISTS},
             "clients_evaluated_on": "test"
             if self.federation.test is not None and self.federation.test.n_clients == self.federation.n_clients
             else "train",

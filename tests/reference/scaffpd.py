@@ -607,6 +607,34 @@ def afl(
 # ---------------------------------------------------------------- q-FFL (6.5)
 
 
+def agnostic_fedavg(field, loss, N, x0, rounds, *, lr, lr_lambda, local_steps):
+    """(trajectory, log) of AgnosticFedAvg (Ro et al. 2021, as recalled) where every client is one domain.
+
+    Everybody: x down; up, the model after `local_steps` steps and the loss over all samples at x. The server takes the mean
+    of the changes by the domains' weights, and then raises each weight by the factor exp(lr_lambda L_i), scaled to one.
+
+    log[r]: lambda_before, lambda, losses.
+    """
+    x = np.array(x0, dtype=float)
+    lam = [1.0 / N] * N
+    trajectory, log = [], []
+    for r in range(rounds):
+        L, change = [], np.zeros(len(x))
+        for i in range(N):
+            L.append(float(loss(i, x)))
+            u = x.copy()
+            for t in range(local_steps):
+                u = u - lr * np.array(field(i, u, r, t, 0), dtype=float)
+            change += lam[i] * (u - x)
+        before = lam
+        raised = [lam[i] * math.exp(lr_lambda * L[i]) for i in range(N)]
+        lam = [v / sum(raised) for v in raised]
+        x = x + change
+        trajectory.append(x.copy())
+        log.append({"lambda_before": np.array(before), "lambda": np.array(lam), "losses": np.array(L)})
+    return trajectory, log
+
+
 def _steps_of(local_steps, k):
     return local_steps(k) if callable(local_steps) else local_steps
 

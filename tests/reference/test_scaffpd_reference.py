@@ -688,6 +688,27 @@ def test_afl_reaches_the_worst_case_optimum():
     assert worst - 1e-9 <= max(loss(i, x) for i in range(5)) < worst + 0.05 * worst + 0.02
 
 
+def test_agnostic_fedavg_by_hand():
+    clients, loss, _ = problem()
+    field = batches(clients)
+    got, log = scaffpd.agnostic_fedavg(field, loss, 5, START, 3, lr=0.02, lr_lambda=0.05, local_steps=2)
+    x, logits = START, np.zeros(5)
+    for r in range(3):
+        ends = []
+        for i in range(5):
+            u = x - 0.02 * field(i, x, r, 0, 0)
+            ends.append(u - 0.02 * field(i, u, r, 1, 0))
+        lam = np.exp(logits - logits.max())
+        new = lam @ np.array(ends) / lam.sum()
+        logits = logits + 0.05 * np.array(
+            [loss(i, x) for i in range(5)]
+        )  # the weights are a softmax of summed losses
+        x = new
+        close(got[r], x, 1e-12)
+        close(log[r]["lambda"], np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum(), 1e-12)
+    assert np.ptp(log[-1]["lambda"]) > 1e-3
+
+
 # ---------------------------------------------------------------- q-FFL
 
 

@@ -12,7 +12,7 @@ from fedsaddle.algorithms.fedsgda import FedSGDA
 from fedsaddle.algorithms.ffmdr import FFMDR
 from fedsaddle.algorithms.local_minimax import FedNormSGDA, FedSGDAM, FedSGDAPlus, MomentumLocalSGDA
 from fedsaddle.algorithms.pairwise import CyCpPairwise, FeDXL2, RSPairwise
-from fedsaddle.algorithms.scaffpd import AgnosticFL, ScaffPD
+from fedsaddle.algorithms.scaffpd import AgnosticFedAvg, AgnosticFL, ScaffPD
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "local_sgda": LocalSGDA,
@@ -41,6 +41,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fednest": FedNest,
     "scaff_pd": ScaffPD,
     "afl": AgnosticFL,
+    "agnostic_fedavg": AgnosticFedAvg,
     "drfa": DRFA,
     "q_fedavg": QFedAvg,
     "delta_fl": DeltaFL,
@@ -61,6 +62,7 @@ __all__ = [
     "DRFA",
     "FFMDR",
     "AgnosticFL",
+    "AgnosticFedAvg",
     "DeltaFL",
     "QFedAvg",
     "ScaffPD",

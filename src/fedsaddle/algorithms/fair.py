@@ -31,7 +31,7 @@ from fedsaddle.algorithms.fedavg import State as Iterate
 from fedsaddle.algorithms.scaffpd import Monitors, Robust, State
 from fedsaddle.clients import Clients, Control
 from fedsaddle.cohort import Cohort
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.participation import Draw
 from fedsaddle.problem import Batch, Problem
 
@@ -81,6 +81,10 @@ class DRFA(Robust):
         psi, N, M = sets.named(self.ambiguity), clients.n_clients, clients.round_size()
         lam = self._weights(s, clients)
         p = lam[0].double().cpu().numpy().clip(min=0)
+        if not np.isfinite(p).all():
+            raise Diverged(
+                f"DRFA: diverged, the weights are not finite; lower the step size (lr is {self.lr})"
+            )
         at = Control.of(float(clients.integer(self.local_steps)) + 1, s.z)
         mean, _ = clients.mean(
             self.local_steps_with_snapshot, SnapshotDown(s.z, at), who=clients.sample(M, p / p.sum())

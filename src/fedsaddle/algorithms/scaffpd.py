@@ -1,6 +1,6 @@
-"""SCAFF-PD and AFL: distributionally robust federated learning by primal-dual steps, the clients' weights on the server.
+"""SCAFF-PD, AFL and AgnosticFedAvg: distributionally robust learning by primal-dual steps, the weights on the server.
 
-SCAFF-PD: Yu, Karimireddy, Ma, Jordan 2023, Algorithm 1. AFL: Mohri, Sivek, Suresh 2019.
+SCAFF-PD: Yu, Karimireddy, Ma, Jordan 2023, Algorithm 1. AFL: Mohri, Sivek, Suresh 2019. AgnosticFedAvg: Ro et al. 2021.
 
     paper                  | here
     -----------------------+--------------------------------------------------------------
@@ -18,7 +18,7 @@ SCAFF-PD: Yu, Karimireddy, Ma, Jordan 2023, Algorithm 1. AFL: Mohri, Sivek, Sure
 Deviations: in the first round L^{r-1} = L^r (E5.1). c is the mean by the new weights (E5.2). The growing schedule also
 shrinks tau, as the proof of Lemma B.3 has it (E5.3). eta_l follows from tau (E5.4). Where not all clients take part, those
 that do not keep their last losses, and the sums go over the participants with their weights scaled to one: the method then
-follows stale losses and its theorems do not apply.
+follows stale losses and its theorems do not apply. AgnosticFedAvg is from what is recalled of it: its paper was not at hand.
 """
 
 from __future__ import annotations
@@ -226,11 +226,15 @@ class AgnosticFL(Robust):
         who, heard = clients.gather(self.local_descent, (s.z,))
         now = self._heard(s, clients, who, heard.loss)
         z = self._of(lam, s, who) @ heard.z
-        dual_lr: Any = self.dual_lr
-        moves = isinstance(dual_lr, Tensor) or dual_lr > 0
-        new = psi.prox(lam, now, dual_lr) if moves else lam
+        new = self.dual_step(lam, now)
         monitors = Monitors(psi.value(now), new.amax(-1, keepdim=True))
         return State(clients.problem.prox(z, 0.0), new, now, s.round + 1, monitors)
+
+    def dual_step(self, lam: Tensor, losses: Tensor) -> Tensor:
+        """The new weights [1, N]."""
+        dual_lr: Any = self.dual_lr
+        moves = isinstance(dual_lr, Tensor) or dual_lr > 0
+        return sets.named(self.ambiguity).prox(lam, losses, dual_lr) if moves else lam
 
     def local_descent(self, cohort: Cohort, m: tuple[Tensor]) -> tuple[Local, None]:
         z = cohort.each(m[0])
@@ -239,3 +243,37 @@ class AgnosticFL(Robust):
             return cohort.prox(u - self.lr * cohort.field(u, batch), self.lr)
 
         return Local(cohort.scan(step, z, self.local_steps), cohort.full_loss(z)), None
+
+
+@dataclass(frozen=True)
+class AgnosticFedAvg(AgnosticFL):
+    """AgnosticFedAvg: AFL with local steps and weights that are multiplied, not projected.
+
+        lambda_i <- lambda_i exp(dual_lr L_i) / sum_j lambda_j exp(dual_lr L_j)
+
+    From what is recalled of the paper, in which a client may hold data of several domains; here each client is one.
+
+    Args:
+        lr: local step size.
+        local_steps: J.
+        dual_lr: step of the weights' logarithms.
+    """
+
+    cites = Citation(
+        "ro2021communication",
+        "Ro, Jae and Chen, Mingqing and Mathews, Rajiv and Mohri, Mehryar and Suresh, Ananda Theertha",
+        "Communication-Efficient Agnostic Federated Averaging",
+        "Interspeech",
+        2021,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ambiguity != "afl":
+            raise FedsaddleError(
+                f"AgnosticFedAvg: ambiguity must be 'afl', got {self.ambiguity!r}; AgnosticFL and ScaffPD take others"
+            )
+
+    def dual_step(self, lam: Tensor, losses: Tensor) -> Tensor:
+        # exact weights are never 0, and a client whose weight was rounded to 0 could not come back
+        return torch.softmax(lam.clamp(min=torch.finfo(lam.dtype).tiny).log() + self.dual_lr * losses, dim=-1)

@@ -16,7 +16,8 @@ from fedsaddle.federation import Federation
 from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.problem import Batch, Data, ModelProblem
 
-LOSSES = ("logistic", "cross_entropy", "squared")
+LOSSES = ("logistic", "cross_entropy", "squared", "one_hot")
+OF_CLASSES = ("cross_entropy", "one_hot")  # one output a class
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +25,10 @@ class ERM(ModelProblem):
     """Average loss of a model: min over w of (1/N) sum_i mean_i loss(h(w; x), y).
 
     Args:
-        model: module; one output for "logistic" and "squared", C outputs for "cross_entropy".
+        model: module; one output for "logistic" and "squared", C outputs for "cross_entropy"
+            and "one_hot".
         loss: "logistic" log(1 + exp(-t h)), t = +1 for the positive class and -1 for the rest; "cross_entropy";
-            "squared" (h - y)^2 / 2.
+            "squared" (h - y)^2 / 2; "one_hot" ||h - (e_y - 1/C)||^2 / 2, squared loss for classes (e_y: 1 at y, else 0).
         positive: which class index counts as positive under "logistic" and in the reported AUC.
 
     Example:
@@ -35,7 +37,7 @@ class ERM(ModelProblem):
         0
     """
 
-    loss: Literal["logistic", "cross_entropy", "squared"] = "logistic"
+    loss: Literal["logistic", "cross_entropy", "squared", "one_hot"] = "logistic"
     positive: int = 1
 
     def __post_init__(self) -> None:
@@ -55,8 +57,10 @@ class ERM(ModelProblem):
         return self.flat.initial
 
     def scores(self, z: Tensor, x: Tensor) -> Tensor:
-        """One score a sample [..., S, B]: the output, or under cross-entropy the log-odds of the positive class."""
+        """One score a sample [..., S, B]: the output (that of the positive class), under cross-entropy its log-odds."""
         out = self.outputs(z, x)
+        if self.loss == "one_hot":
+            return out[..., self.positive]
         if self.loss == "cross_entropy":
             rest = out.clone()
             rest[..., self.positive] = -torch.inf
@@ -72,6 +76,10 @@ class ERM(ModelProblem):
         if self.loss == "cross_entropy":
             log_probability = self.outputs(z, data["x"]).log_softmax(-1)
             return -log_probability.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        if self.loss == "one_hot":
+            out = self.outputs(z, data["x"])
+            target = functional.one_hot(y, out.shape[-1]) - 1 / out.shape[-1]
+            return ((out - target) ** 2).sum(-1) / 2
         h = self.scores(z, data["x"])
         if self.loss == "squared":
             return (h - y) ** 2 / 2
@@ -82,7 +90,7 @@ class ERM(ModelProblem):
 
         def hit(z: Tensor, batch: Batch) -> Tensor:
             x, y = batch.data["x"], batch.data["y"]
-            if self.loss == "cross_entropy":
+            if self.loss in OF_CLASSES:
                 return self.outputs(z, x).argmax(-1) == y
             threshold = 0.0 if self.loss == "logistic" else 0.5  # squared: targets are 0 and 1
             return (self.scores(z, x) > threshold) == (y == self.positive)
@@ -97,9 +105,9 @@ class ERM(ModelProblem):
         super().check(federation)
 
     def check_outputs(self, n: int, federation: Federation) -> None:
-        if self.loss == "cross_entropy" and n != len(federation.classes):
+        if self.loss in OF_CLASSES and n != len(federation.classes):
             raise FedsaddleError(
-                f"ERM: loss 'cross_entropy' needs a model with one output a class ({len(federation.classes)}), got {n}; "
+                f"ERM: loss {self.loss!r} needs a model with one output a class ({len(federation.classes)}), got {n}; "
                 "give it that many, or use loss='logistic' with one output"
             )
 
@@ -112,7 +120,7 @@ class ERM(ModelProblem):
         ]
         if federation.data["y"].is_floating_point():
             return out
-        if len(federation.classes) == 2 or self.loss != "cross_entropy":
+        if len(federation.classes) == 2 or self.loss not in OF_CLASSES:
             ranks = metrics.ranking(self, z, splits, self.positive)
             for e, (values, by_client) in zip(out, ranks, strict=True):
                 e.values.update(values)
@@ -127,4 +135,7 @@ class ERM(ModelProblem):
         for e, shares in zip(out, split.client_means(hits), strict=True):
             e.values.update(metrics.spread(shares, "accuracy"))
             e.by_client["accuracy"] = shares
+        if metrics.by_owner(splits, "valid"):
+            for e, shares in zip(out, splits["valid"].client_means(right["valid"]), strict=True):
+                e.values.update(metrics.spread(shares, "valid_accuracy"))
         return out

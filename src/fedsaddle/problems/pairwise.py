@@ -112,7 +112,7 @@ class Pairwise(ModelProblem):
     def side_counts(self, cohort: Cohort, message: None) -> tuple[Tensor, None]:
         """Client work of the set-up phase: how many samples each side has [S, 2]."""
         assert cohort.sides is not None
-        return cohort.sides.sizes.movedim(0, -1).to(self.flat.initial), None
+        return cohort.sides.sizes.movedim(0, -1).to(self.flat.initial.dtype), None
 
 
 @dataclass(frozen=True, eq=False)

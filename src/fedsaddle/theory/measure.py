@@ -162,6 +162,7 @@ class _Rows:
         )
         self.problem = everybody.problem.prepare(everybody)
         self.data: Data = federation.on_device(device, dtype)
+        self._dtype = dtype
         owners = federation.sizes.nonzero().squeeze(-1)
         if len(owners) == 0:
             raise FedsaddleError("probe: the federation has no samples; give at least one client data")
@@ -182,7 +183,10 @@ class _Rows:
             j = torch.arange(start, min(start + length, self._longest), device=self._kept.device)
             w = (j < self._kept) / self._kept.double()
             row = self._first + torch.minimum(j, self._kept - 1) * self._size // self._kept  # evenly spaced
-            yield Batch({k: v[row] for k, v in self.data.items()}, w)
+            data = {
+                k: v[row].to(self._dtype if v.is_floating_point() else None) for k, v in self.data.items()
+            }
+            yield Batch(data, w)
 
     def hessian(self, z: Tensor, mean: bool) -> Operator:
         """v -> H v, row by row: [S, d] with each client's own Hessian, or [1, d] with that of their mean."""

@@ -649,7 +649,7 @@ def amplified_scaffold(c: Constants, run: Setting) -> Steps:
 
 
 def weighted(c: Constants, run: Setting) -> Steps:
-    """AFL, DRFA, q-FedAvg, Delta-FL: lr = 1/(L I); a rule of thumb, not one of the five papers."""
+    """AFL, AgnosticFedAvg, DRFA, q-FedAvg, Delta-FL: lr = 1/(L I); a rule of thumb, not one of the five papers."""
     return _rule_of_thumb("Weighted averaging", c, run)
 
 
@@ -711,6 +711,7 @@ THEOREMS: dict[str, Callable[..., Steps]] = {
     "fedsgda_m": local_minimax,
     "fednest": fednest,
     "afl": weighted,
+    "agnostic_fedavg": weighted,
     "drfa": weighted,
     "q_fedavg": weighted,
     "delta_fl": weighted,
