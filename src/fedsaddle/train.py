@@ -360,7 +360,8 @@ class Run:
         except (Exception, KeyboardInterrupt) as error:
             self._error = error  # asking for a result later says the same
             if self.out is not None and self._saved is not None:
-                error.add_note(f"fedsaddle resume {self.out} goes on after round {self._saved[0]}")
+                command = "fedsaddle deploy resume" if self.clients.remote else "fedsaddle resume"
+                error.add_note(f"{command} {self.out} goes on after round {self._saved[0]}")
             if isinstance(error, Exception):
                 self.clients.failed(error)
             raise
