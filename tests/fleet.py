@@ -143,6 +143,11 @@ class Fleet(Grid):
             ids.append(name)
         return ids
 
+    def deliver(self, i: int, reply: Reply) -> None:
+        """A reply that is late: to the last message but one that the site was sent."""
+        message, replies = [m for m in self._mail.values() if m[0].metadata.dst_node_id == 99 - i][-1]
+        replies.append(Message(reply.record(), reply_to=message))
+
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         out: list[Message] = []
         for name in message_ids:
