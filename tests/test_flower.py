@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,28 @@ def test_a_site_without_its_memory_says_so_and_is_left_out(tmp_path: Path) -> No
     fleet.restart(1)
     (left,) = next(records)["left_out"]
     assert left["site"] == "site1" and "has lost its memory of round 1" in left["reason"]
+
+
+def test_a_site_that_is_not_there_is_not_waited_for(tmp_path: Path) -> None:
+    whole = federation()
+    fleet = Fleet(whole, tmp_path)
+    run = deployed(fleet, tree("codasca"), timeout=60.0)
+    records, started = iter(run), time.monotonic()
+    next(records), next(records)
+    times = fleet.online.pop(2)
+    assert {left["reason"] for left in next(records)["left_out"]} == {"not connected"}
+    fleet.online[2] = times + 1
+    assert "left_out" not in next(records) and time.monotonic() - started < 30
+    reference = simulated(whole, tree("codasca") | {"participation": without(2)})
+    torch.testing.assert_close(run.z, reference.z, rtol=0, atol=1e-6)
+    assert "left_out" not in run.metrics and "left_out" not in run.history
+
+
+def test_the_same_run_again_has_its_own_memory(tmp_path: Path) -> None:
+    fleet = Fleet(federation(), tmp_path)
+    deployed(fleet, tree("codasca"), "first").finish()
+    deployed(fleet, tree("codasca"), "second").finish()
+    assert {path.name for path in (tmp_path / "site0").iterdir()} == {"first", "second"}
 
 
 def test_work_that_fails_at_every_site_ends_the_run_with_its_reason(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 _MAX_LISTED = 1000  # participants named in a record
+_NAMING = ("clients", "left_out")  # what a record says of single clients
 
 
 def train(
@@ -459,7 +460,7 @@ class Run:
     def metrics(self) -> Record:
         """The last evaluation."""
         record = self.finish().records[-1]
-        return {k: v for k, v in record.items() if k != "clients"}
+        return {k: v for k, v in record.items() if k not in _NAMING}
 
     @property
     def history(self) -> pandas.DataFrame:
@@ -467,7 +468,7 @@ class Run:
         import pandas
 
         rows = [r for r in self.records if r["round"] % self.eval_every == 0 or r["round"] == self.rounds]
-        return pandas.DataFrame(rows).drop(columns="clients", errors="ignore").set_index("round")
+        return pandas.DataFrame(rows).drop(columns=list(_NAMING), errors="ignore").set_index("round")
 
     def plot(self) -> plotly.graph_objects.Figure:
         """The course of the run as a Plotly figure."""
@@ -482,10 +483,8 @@ class Run:
         traffic = self.clients.traffic
         return {
             "config": self.config | {"problem": describe(self.problem)},  # with the constants agreed on
-            "metrics": {k: v for k, v in self._records[-1].items() if k != "clients"},
-            "clients_evaluated_on": "test"
-            if self.federation.test is not None and self.federation.test.n_clients == self.federation.n_clients
-            else "train",
+            "metrics": {k: v for k, v in self._records[-1].items() if k not in _NAMING},
+            "clients_evaluated_on": self.clients.evaluated_on or self._evaluated_on(),
             "communication": {
                 "setup": _in_bytes(traffic.setup),
                 "phases": {name: _in_bytes(t) for name, t in traffic.by_phase.items()},
@@ -498,6 +497,10 @@ class Run:
             "classes": list(self.federation.classes),
             "versions": {"fedsaddle": __version__, "torch": torch.__version__, "python": platform.python_version()},
         } | ({"seconds": self.clients.spent} if self.clients.spent else {})  # fmt: skip
+
+    def _evaluated_on(self) -> str:
+        test = self.federation.test
+        return "test" if test is not None and test.n_clients == self.federation.n_clients else "train"
 
 
 def describe(thing: Any) -> Record:

@@ -87,7 +87,7 @@ def meet(post: Post, timeout: float, progress: bool | None = None) -> list[Summa
             return Request({"action": "hello"})
 
         everyone: dict[int, Ask] = {i: ask for i in range(len(post.names))}
-        answers = post.ask(everyone, timeout, lambda i, reply: _summary(post.names[i], reply))
+        answers = post.ask(everyone, timeout, lambda i, reply: _summary(post.names[i], reply), len(everyone))
     for i, reason in answers.left_out.items():
         raise FedsaddleError(f"site {post.names[i]!r}: {reason}")
     return list(answers.replies.values())
