@@ -110,6 +110,7 @@ class Fleet(Grid):
         self.workers = [Worker(site) for site in self.sites]
         self.fault = fault or (lambda i, request, reply: [reply])
         self.online = dict.fromkeys(range(len(self.sites)), 0)  # with how often each has connected
+        self.stranger = True
         self.requests: list[tuple[int, Request]] = []
         self._mail: dict[str, tuple[Message, list[Message]]] = {}
         self._ids = itertools.count(1)
@@ -125,7 +126,7 @@ class Fleet(Grid):
             NodeInfo(node_id=99 - i, public_key=b"%d" % i, last_activated_at=str(n))
             for i, n in self.online.items()
         ]
-        return [NodeInfo(node_id=5, public_key=b"stranger"), *nodes]
+        return [NodeInfo(node_id=5, public_key=b"stranger"), *nodes] if self.stranger else nodes
 
     def get_node_ids(self) -> Iterable[int]:
         return [node.node_id for node in self.get_nodes()]

@@ -79,6 +79,13 @@ class Post:
         self.names = tuple(sites)
         self._number = {key: i for i, key in enumerate(sites.values())}
 
+    def rename(self, names: Mapping[int, str]) -> None:
+        """Call the sites by their own names, and number them in that order."""
+        order = sorted(names, key=lambda i: names[i])
+        self.names = tuple(names[i] for i in order)
+        place = {old: new for new, old in enumerate(order)}
+        self._number = {key: place[i] for key, i in self._number.items()}
+
     def connected(self) -> dict[int, NodeInfo]:
         """The sites that are connected, by number. Nodes with other keys are none of ours."""
         nodes = self._grid.get_nodes()
