@@ -160,7 +160,7 @@ def test_every_name_of_every_section_has_keys_that_can_be_checked_and_said() -> 
 def test_the_keys_of_train_are_its_arguments() -> None:
     own = set(inspect.signature(fs.train).parameters)
     made = set(schema.keys("train"))
-    assert own - made == {"problem", "algorithm", "federation", "participation", "out", "progress"}
+    assert own - made == {"problem", "algorithm", "federation", "participation", "out", "progress", "resume"}
     assert made <= own
 
 
