@@ -110,6 +110,7 @@ class Fleet(Grid):
         self.workers = [Worker(site) for site in self.sites]
         self.fault = fault or (lambda i, request, reply: [reply])
         self.online = dict.fromkeys(range(len(self.sites)), 0)  # with how often each has connected
+        self.stranger = True
         self.requests: list[tuple[int, Request]] = []
         self._mail: dict[str, tuple[Message, list[Message]]] = {}
         self._ids = itertools.count(1)
@@ -125,7 +126,7 @@ class Fleet(Grid):
             NodeInfo(node_id=99 - i, public_key=b"%d" % i, last_activated_at=str(n))
             for i, n in self.online.items()
         ]
-        return [NodeInfo(node_id=5, public_key=b"stranger"), *nodes]
+        return [NodeInfo(node_id=5, public_key=b"stranger"), *nodes] if self.stranger else nodes
 
     def get_node_ids(self) -> Iterable[int]:
         return [node.node_id for node in self.get_nodes()]
@@ -142,6 +143,11 @@ class Fleet(Grid):
             self._mail[name] = message, [Message(r.record(), reply_to=message) for r in replies]
             ids.append(name)
         return ids
+
+    def deliver(self, i: int, reply: Reply) -> None:
+        """A reply that is late: to the last message but one that the site was sent."""
+        message, replies = [m for m in self._mail.values() if m[0].metadata.dst_node_id == 99 - i][-1]
+        replies.append(Message(reply.record(), reply_to=message))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         out: list[Message] = []

@@ -211,7 +211,7 @@ def test_a_killed_server_resumes_and_strangers_are_refused(tmp_path: Path) -> No
 
 def refused(home: Home, folder: Path) -> None:
     """What may not connect does not."""
-    place = home.site("north")
+    place = home.site("south")
     good = LinkFile.load(place / "link.toml")
     with connected(good):
         pass

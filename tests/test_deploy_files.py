@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import stat
 import tomllib
@@ -11,19 +12,26 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("flwr")
 
 from cryptography import x509
+from flwr.app import Context, RecordDict
 from flwr.cli.build import build_fab_from_disk
+from flwr.common.config import get_fused_config_from_dir
 
+import fedsaddle as fs
 from fedsaddle import cli
 from fedsaddle.config import load
+from fedsaddle.deploy.app import config_of, server
 from fedsaddle.deploy.drive import outline
 from fedsaddle.deploy.home import Home, LinkFile, create, private_key, public_pem
 from fedsaddle.deploy.trial import trial
+from fedsaddle.deploy.worker import Worker
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.sites import Site, agree
+from tests.fleet import Fleet, federation, simulated
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
@@ -158,3 +166,35 @@ def test_create_refuses_a_folder_with_files(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("")
     with pytest.raises(FedsaddleError, match="is not empty"):
         create(tmp_path, ["a", "b"], "127.0.0.1:9")
+
+
+@pytest.mark.parametrize("app", ["flower_codasca", "flower_afl"])
+def test_an_example_app_trains_over_the_nodes_that_are_there(app: str, tmp_path: Path) -> None:
+    """Its ServerApp on a Grid whose nodes answer as the ClientApp does; node ids and keys are in no order."""
+    folder = Path(__file__).parents[1] / "examples" / app
+    home = trial(tmp_path / "f", 3, "127.0.0.1:9")
+    fleet = Fleet(federation(), tmp_path)
+    fleet.sites = [Site.load(home.site(name) / "site.toml") for name in ("site2", "site3", "site1")]  # type: ignore[misc]
+    fleet.workers = [Worker(site) for site in fleet.sites]
+    fleet.online = dict.fromkeys(range(3), 0)
+    fleet.stranger = False
+    settings = get_fused_config_from_dir(
+        folder, {"sites": 3, "out": str(tmp_path / "out"), "train.rounds": 3}
+    )
+    server(grid=fleet, context=Context(1, 0, {}, RecordDict(), settings))
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["client_names"] == ["site1", "site2", "site3"] and result["metrics"]["round"] == 3
+    assert result["metrics"]["failures"] == 0 and result["clients_evaluated_on"] == "test"
+    own = [Site.load(home.site(name) / "site.toml") for name in home.manifest.sites]
+    constants = agree([site.summary() for site in own])
+    parts = [site.federation(constants) for site in own]
+    whole = fs.Federation(
+        {k: torch.cat([p.data[k] for p in parts]) for k in ("x", "y")},
+        torch.tensor([0, *(p.n_samples for p in parts)]).cumsum(0),
+        tuple(home.manifest.sites),
+        parts[0].classes,
+    )
+    z = simulated(whole, {k: v for k, v in config_of(settings).tree.items() if k != "data"}).z
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    got = torch.cat([v.flatten() for _, v in sorted(weights.items(), reverse=True)])
+    torch.testing.assert_close(got, z[: len(got)], rtol=0, atol=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,25 @@ def test_answering_twice_counts_once(tmp_path: Path) -> None:
     assert run.metrics["failures"] == 0
 
 
+def test_who_is_asked_twice_and_answers_both_times_counts_once(tmp_path: Path) -> None:
+    whole, late = federation(), []
+
+    def fault(i: int, request: Request, reply: Reply) -> list[Reply]:
+        if i != 2 or not _is_work(request, "drift", 1):
+            return [reply]
+        late.append(reply)
+        if len(late) == 1:
+            fleet.online[2] += 1  # it has connected again, so it is asked again
+            return []
+        fleet.deliver(2, late[0])
+        return [reply]
+
+    fleet = Fleet(whole, tmp_path, fault)
+    run = deployed(fleet, tree("codasca"))
+    torch.testing.assert_close(run.z, simulated(whole, tree("codasca")).z, rtol=0, atol=1e-6)
+    assert len(late) == 2 and run.metrics["failures"] == 0
+
+
 def test_who_misses_a_phase_is_not_asked_again_in_the_round(tmp_path: Path) -> None:
     whole = federation()
 
@@ -148,11 +168,15 @@ def test_a_round_without_quorum_is_undone(case: str, tmp_path: Path) -> None:
     def fault(i: int, request: Request, reply: Reply) -> list[Reply]:
         return [] if i == 1 and _is_work(request, work, 1) else [reply]
 
-    run = deployed(Fleet(whole, tmp_path, fault), tree(case), timeout=0.3, quorum=1.0)
+    fleet = Fleet(whole, tmp_path, fault)
+    run = deployed(fleet, tree(case), timeout=0.3, quorum=1.0)
     nobody = {"name": "trace", "rounds": [[0, 1, 2, 3], [], [0, 1, 2, 3]]}
     reference = simulated(whole, tree(case) | {"participation": nobody})
     torch.testing.assert_close(run.z, reference.z, rtol=0, atol=1e-6)
     assert run.records[2]["left_out"][0]["site"] == "site1"
+    after = [r.head for _, r in fleet.requests if _is_work(r, "algorithm.", 2) and r.head["phase"] == 0]
+    last = [0, 1 if case == "scaff_pd" else 0]  # of the round before, whatever the undone round had written
+    assert len(after) == 4 and all(head["base"] == head["committed"] == last for head in after)
 
 
 @pytest.mark.parametrize("case", ["codasca", "scaff_pd", "ffmdr", "cycp_pairwise", "fedxl2"])
@@ -183,6 +207,28 @@ def test_a_site_without_its_memory_says_so_and_is_left_out(tmp_path: Path) -> No
     fleet.restart(1)
     (left,) = next(records)["left_out"]
     assert left["site"] == "site1" and "has lost its memory of round 1" in left["reason"]
+
+
+def test_a_site_that_is_not_there_is_not_waited_for(tmp_path: Path) -> None:
+    whole = federation()
+    fleet = Fleet(whole, tmp_path)
+    run = deployed(fleet, tree("codasca"), timeout=60.0)
+    records, started = iter(run), time.monotonic()
+    next(records), next(records)
+    times = fleet.online.pop(2)
+    assert {left["reason"] for left in next(records)["left_out"]} == {"not connected"}
+    fleet.online[2] = times + 1
+    assert "left_out" not in next(records) and time.monotonic() - started < 30
+    reference = simulated(whole, tree("codasca") | {"participation": without(2)})
+    torch.testing.assert_close(run.z, reference.z, rtol=0, atol=1e-6)
+    assert "left_out" not in run.metrics and "left_out" not in run.history
+
+
+def test_the_same_run_again_has_its_own_memory(tmp_path: Path) -> None:
+    fleet = Fleet(federation(), tmp_path)
+    deployed(fleet, tree("codasca"), "first").finish()
+    deployed(fleet, tree("codasca"), "second").finish()
+    assert {path.name for path in (tmp_path / "site0").iterdir()} == {"first", "second"}
 
 
 def test_work_that_fails_at_every_site_ends_the_run_with_its_reason(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ class Clients(ABC):
         self.traffic = Traffic()
         self.spent: dict[str, float] = {}  # where the seconds went, where an engine measures that
         self.failures = 0  # clients that were asked and did not answer, over the run
+        self.evaluated_on: str | None = None  # which data of theirs, where only the clients know
         self.left_out: list[
             dict[str, str]
         ] = []  # in this round: site, phase and reason, where an engine knows them

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 _MAX_LISTED = 1000  # clients named or weighed in a record
-_LISTS = ("clients", "weights")  # of a record: one value a client
+_LISTS = ("clients", "weights", "left_out")  # what a record says of single clients
 
 
 def train(
@@ -622,9 +622,7 @@ class Run:
         return {
             "config": self.config | {"problem": describe(self.problem)},  # with the constants agreed on
             "metrics": {k: v for k, v in self._records[-1].items() if k not in _LISTS},
-            "clients_evaluated_on": "test"
-            if self.federation.test is not None and self.federation.test.n_clients == self.federation.n_clients
-            else "train",
+            "clients_evaluated_on": self.clients.evaluated_on or self._evaluated_on(),
             "communication": {
                 "setup": _in_bytes(traffic.setup),
                 "phases": {name: _in_bytes(t) for name, t in traffic.by_phase.items()},
@@ -637,6 +635,10 @@ class Run:
             "classes": list(self.federation.classes),
             "versions": versions(),
         } | ({"seconds": self.clients.spent} if self.clients.spent else {})  # fmt: skip
+
+    def _evaluated_on(self) -> str:
+        test = self.federation.test
+        return "test" if test is not None and test.n_clients == self.federation.n_clients else "train"
 
 
 def versions() -> dict[str, str]:

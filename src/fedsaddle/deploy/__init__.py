@@ -1,10 +1,14 @@
-"""Deployment: each site keeps its data; Flower carries the messages.
+"""Deployment: each site keeps its data; Flower carries the messages (`docs/deployment.md`).
 
-protocol.py     what is in a message to a site and in its reply
-worker.py       a site's side: runs client work by name on a cohort of one
-memory.py       what a site remembers, durably
-node.py         a site's connection to the server
-link.py         the server's connection to the sites
-federation.py   certificates, keys and files of a federation
-commands.py     fedsaddle deploy ...
+    protocol.py     what is in a message to a site and in its reply
+    worker.py       a site's side: runs client work by name on a cohort of one
+    memory.py       what a site remembers, durably
+    node.py         a site's connection to the server
+    link.py         the server's connection to the sites
+    drive.py        a run from the server's side: meet, agree, train, resume
+    home.py         certificates, keys and files of a federation
+    app.py          as a Flower app, for those who run Flower already
+    commands.py     fedsaddle deploy ...
+
+The engine is `engines/flower.py`, the form of messages `wire.py`, a site's data `sites.py`.
 """

@@ -37,9 +37,27 @@ Summary = Mapping[str, Tensor]
 def run(config: Config, out: Path, progress: bool | None = None, *, numbered: bool = False) -> Run:
     """Train as a config with `data.sites` says, into a new folder."""
     home = home_of(config)
-    with superlink(home), flower_run(home) as grid, new_folder(out, numbered) as folder:
-        post = Post(grid, home.public_keys())
-        name, summaries = secrets.token_hex(8), meet(post, config.tree["data"]["timeout"], progress)
+    with superlink(home), flower_run(home) as grid:
+        return train_new(config, Post(grid, home.public_keys()), out, progress, numbered=numbered)
+
+
+def train_new(
+    config: Config,
+    post: Post,
+    out: Path,
+    progress: bool | None = None,
+    *,
+    numbered: bool = False,
+    named: bool = True,
+) -> Run:
+    """Meet the sites and train, into a new folder.
+
+    Args:
+        named: whether the post knows the sites' names; else they are in the order of the names that they give themselves.
+    """
+    summaries = meet(post, config.tree["data"]["timeout"], progress, named)
+    with new_folder(out, numbered) as folder:
+        name = secrets.token_hex(8)
         trained = _train(config, post, name, summaries, folder, progress)
         (folder / "config.toml").write_text(dump(config), encoding="utf-8")
         write_whole(folder / AGREED, pack((name, tuple(tuple(s.items()) for s in summaries))))
@@ -70,7 +88,7 @@ def home_of(config: Config) -> Home:
     return Home(path if path.is_dir() else path.parent)
 
 
-def meet(post: Post, timeout: float, progress: bool | None = None) -> list[Summary]:
+def meet(post: Post, timeout: float, progress: bool | None = None, named: bool = True) -> list[Summary]:
     """Wait until every site is there and has said what the set-up needs."""
     with _Waiting(post, progress) as waiting:
         deadline = time.monotonic() + timeout
@@ -87,16 +105,30 @@ def meet(post: Post, timeout: float, progress: bool | None = None) -> list[Summa
             return Request({"action": "hello"})
 
         everyone: dict[int, Ask] = {i: ask for i in range(len(post.names))}
-        answers = post.ask(everyone, timeout, lambda i, reply: _summary(post.names[i], reply))
+        answers = post.ask(
+            everyone,
+            timeout,
+            lambda i, reply: _summary(post.names[i] if named else None, reply),
+            len(everyone),
+        )
     for i, reason in answers.left_out.items():
         raise FedsaddleError(f"site {post.names[i]!r}: {reason}")
+    if not named:
+        post.rename({i: _head(s)["site"] for i, s in answers.replies.items()})
+        return sorted(answers.replies.values(), key=lambda s: str(_head(s)["site"]))
     return list(answers.replies.values())
 
 
-def _summary(name: str, reply: Reply) -> Summary:
+def _head(message: Summary) -> dict[str, Any]:
+    """The texts of a summary or of what was agreed."""
+    head: dict[str, Any] = json.loads(bytes(message["head"].numpy()))
+    return head
+
+
+def _summary(name: str | None, reply: Reply) -> Summary:
     if reply.head.get("status") != "done":
         raise FedsaddleError(str(reply.head.get("reason", "gives no reason")))
-    if reply.head.get("site") != name:
+    if name is not None and reply.head.get("site") != name:
         raise FedsaddleError(
             f"calls itself {reply.head.get('site')!r}; its key is that of {name!r}: correct its site.toml"
         )
@@ -133,12 +165,12 @@ def outline(names: Sequence[str], summaries: Sequence[Summary], constants: Summa
 
     The features take no memory: they are one sample, seen many times.
     """
-    head = json.loads(bytes(constants["head"].numpy()))
+    head = _head(constants)
     categories = sum(len(values) for values in head["categories"].values())
     shape = [len(head["columns"]) + categories] if head["columns"] or categories else head["shape"]
     y = []
     for summary in summaries:
-        own = json.loads(bytes(summary["head"].numpy()))
+        own = _head(summary)
         if head["labels"] is None:
             y.append(torch.zeros(int(summary["n"])))
             continue

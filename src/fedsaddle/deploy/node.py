@@ -40,6 +40,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
+    ObjectPushError,
     push_object_contents_from_iterable,
 )
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -247,7 +248,15 @@ def serve(worker: Worker, link: LinkFile, stop: threading.Event) -> None:
                         # the next message often comes soon after an answer; who has waited long may wait a little longer
                         stop.wait(min(link.interval, 0.1 + (time.monotonic() - worked) / 4))
                     else:
-                        connection.send(answered(worker, message))
+                        try:
+                            connection.send(answered(worker, message))
+                        except (
+                            ObjectPushError,
+                            ValueError,
+                        ) as error:  # Flower's ways to say that its time is over
+                            log.warning(
+                                "the server does not wait for this answer any more (%s)", _short(str(error))
+                            )
                         worked = time.monotonic()
         except Unreachable as error:
             log.warning("%s; next attempt in %g s", error, pause)

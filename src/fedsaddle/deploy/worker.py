@@ -57,6 +57,7 @@ class SiteData(Protocol):
 class Agreed(NamedTuple):
     """What all sites are told of a run at its start."""
 
+    run: str  # what it is called; the site's memory is tied to it
     config: str  # the run's config, as JSON
     constants: tuple[tuple[str, Tensor], ...]  # of scaling, as agreed over all sites
     batch_size: int | None
@@ -71,7 +72,7 @@ class Missing(Exception):
 class Session:
     """One run at this site."""
 
-    def __init__(self, agreed: Agreed, run: str, site: SiteData) -> None:
+    def __init__(self, agreed: Agreed, site: SiteData) -> None:
         config = Config(json.loads(agreed.config))
         self.federation = site.federation(dict(agreed.constants))
         setup = config.build(self.federation)
@@ -81,7 +82,7 @@ class Session:
         self.batching = Batching(agreed.batch_size, agreed.sampling)
         self.data = self.federation.on_device(torch.device("cpu"), self.dtype)
         self.classes: Classes = classes_of(self.algorithm, self.problem)
-        self.memory = SiteMemory(site.memory / run, self.classes)
+        self.memory = SiteMemory(site.memory / _folder(agreed.run), self.classes)
         self.held: dict[str, tuple[int, Tensor]] = {}  # Once values by key, with their version
         self._sides: Sides | None = sides_of(self.problem, self.federation, torch.device("cpu"))
         parts = {"train": self.federation, "valid": self.federation.valid, "test": self.federation.test}
@@ -212,7 +213,7 @@ class Worker:
             digest = hashlib.sha256(request.session).hexdigest()
             if digest != self._digest:
                 agreed = unpack(request.session, {f"{Agreed.__module__}:Agreed": Agreed})
-                self._session, self._digest = Session(agreed, _folder(head["run"]), self.site), digest
+                self._session, self._digest = Session(agreed, self.site), digest
         if self._session is None or head["session"] != self._digest:
             raise Missing
         actions: dict[str, Callable[[Request], Reply]] = {

@@ -79,14 +79,25 @@ class Post:
         self.names = tuple(sites)
         self._number = {key: i for i, key in enumerate(sites.values())}
 
+    def rename(self, names: Mapping[int, str]) -> None:
+        """Call the sites by their own names, and number them in that order."""
+        order = sorted(names, key=lambda i: names[i])
+        self.names = tuple(names[i] for i in order)
+        place = {old: new for new, old in enumerate(order)}
+        self._number = {key: place[i] for key, i in self._number.items()}
+
     def connected(self) -> dict[int, NodeInfo]:
         """The sites that are connected, by number. Nodes with other keys are none of ours."""
         nodes = self._grid.get_nodes()
         found = ((self._number.get(node.public_key), node) for node in nodes)
         return {i: node for i, node in sorted((i, n) for i, n in found if i is not None)}
 
-    def ask(self, to: Mapping[int, Ask], timeout: float, check: Check) -> Answers:
-        """Send each site its message and wait for the replies, at most so many seconds."""
+    def ask(self, to: Mapping[int, Ask], timeout: float, check: Check, enough: int) -> Answers:
+        """Send each site its message and wait for the replies, at most so many seconds.
+
+        Args:
+            enough: with so many replies, sites that have not been connected since the beginning are not waited for.
+        """
         replies: dict[int, Any] = {}
         left_out: dict[int, str] = {}
         waiting, refused = dict(to), False
@@ -121,6 +132,8 @@ class Post:
                     refused = refused or isinstance(error, ClientWorkError)
                     del waiting[i]
             mail |= self._send(again, timeout)
+            if len(replies) >= enough and not waiting.keys() & asked.keys():
+                break  # the others are not connected
             if waiting:
                 time.sleep(min(self._interval, 0.1 + (time.monotonic() - started) / 10))
         for i in waiting:
@@ -202,7 +215,9 @@ class Flower(Clients):
         self.problem = self._posed = problem.to(self.device, dtype)
         self._deployment, self._post = deployment, deployment.post
         z = self.problem.init().to(dtype).unsqueeze(0)
-        agreed = Agreed(deployment.config, tuple(deployment.constants.items()), *self.batching, z)
+        agreed = Agreed(
+            deployment.run, deployment.config, tuple(deployment.constants.items()), *self.batching, z
+        )
         self._session = pack(agreed)
         self._digest = hashlib.sha256(self._session).hexdigest()
         self._joined: set[int] = set()  # sites that hold the session
@@ -288,7 +303,8 @@ class Flower(Clients):
             return tree, bool(reply.head.get("wrote"))
 
         started = time.perf_counter()
-        answers = self._post.ask({i: ask(i) for i in asked}, self._deployment.timeout, check)
+        need = self._needed(int(who.answered.sum()))
+        answers = self._post.ask({i: ask(i) for i in asked}, self._deployment.timeout, check, need)
         self.phase_seconds.append(time.perf_counter() - started)
         replies = dict(answers.replies)
         for i, reason in _odd_ones(replies, work).items():
@@ -297,7 +313,7 @@ class Flower(Clients):
         for i in sorted(self._missed.intersection(place) if own_round else ()):
             answers.left_out.setdefault(i, "missed an earlier phase of the round")
         self._leave_out(work.__name__, answers.left_out, own_round)
-        self._require_enough(work, phase, replies, answers, int(who.answered.sum()))
+        self._require(need, work, phase, replies, answers)
         for i, (_, wrote) in replies.items():
             if wrote:
                 self._tags[i] = (self.round, phase)
@@ -305,8 +321,12 @@ class Flower(Clients):
             at = np.array([place[i] for i in replies])
             yield at, tree_map(lambda *rows: torch.cat(rows, -2), *(tree for tree, _ in replies.values()))
 
-    def _require_enough(
-        self, work: Work, phase: int, replies: Mapping[int, Any], answers: Answers, asked: int
+    def _needed(self, asked: int) -> int:
+        """How many of those who are asked must answer."""
+        return asked if self.round < 0 else math.ceil(self._deployment.quorum * asked)
+
+    def _require(
+        self, need: int, work: Work, phase: int, replies: Mapping[int, Any], answers: Answers
     ) -> None:
         """Refuse a phase that too few answered."""
         reasons = "; ".join(f"{self._post.names[i]}: {why}" for i, why in answers.left_out.items())
@@ -314,11 +334,10 @@ class Flower(Clients):
             raise ClientWorkError(f"{work.__name__}: no site could do it: {reasons}")
         if self.round < 0 and answers.left_out:
             raise FedsaddleError(f"set-up needs an answer of every site ({work.__name__}): {reasons}")
-        need = math.ceil(self._deployment.quorum * asked)
         if len(replies) < need:
             raise NobodyAnswered(
-                f"{len(replies)} of {asked} sites answered phase {phase} ({work.__name__}) of round {self.round}, the "
-                f"quorum is {need}: {reasons}"
+                f"{len(replies)} sites answered phase {phase} ({work.__name__}) of round {self.round}, the quorum is "
+                f"{need}: {reasons}"
             )
 
     def _leave_out(self, phase: str, who: Mapping[int, str], own_round: bool = False) -> None:
@@ -380,6 +399,8 @@ class Flower(Clients):
             else torch.zeros(0, dtype=torch.float64)
             for k in range(len(SPLITS))
         )
+        tested = all("test" in head.get("sizes", {}) for _, head in first.values())
+        self.evaluated_on = "test" if tested else "train"
         values: dict[str, float] = {}
         if any(s[k] is not None for s in sketches.values() for k in range(len(SPLITS))):
             counts = [tree for tree, _ in self._measure(1, (point, _AUC_TARGET, cuts), list(first)).values()]
@@ -406,7 +427,7 @@ class Flower(Clients):
             return self._checked(i, reply, head | {"round": self.round}, {}), reply.head
 
         everyone = range(self.n_clients) if who is None else who
-        answers = self._post.ask({i: ask(i) for i in everyone}, self._deployment.timeout, check)
+        answers = self._post.ask({i: ask(i) for i in everyone}, self._deployment.timeout, check, enough=1)
         self._leave_out("evaluate", answers.left_out)
         return answers.replies
 
