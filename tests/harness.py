@@ -633,7 +633,16 @@ CASES: dict[str, Case] = {
         "logistic",
         ref_robust.scaff_pd,
     ),
+    "scaff_pd-some": Case(
+        ScaffPD(ambiguity="cvar(0.4)", tau=0.1, sigma=0.2, theta=0.5, local_steps=3),
+        "logistic",
+        ref_robust.scaff_pd,
+        participation=SOME,
+    ),
     "afl": Case(AgnosticFL(lr=0.2, local_steps=3, dual_lr=0.15), "logistic", ref_robust.afl),
+    "afl-some": Case(
+        AgnosticFL(lr=0.1, local_steps=3, dual_lr=0.15), "logistic", ref_robust.afl, participation=SOME
+    ),
     "afl-chi2": Case(
         AgnosticFL(ambiguity="chi2(0.5)", lr=0.1, local_steps=2, dual_lr=0.3), "squared", ref_robust.afl
     ),
@@ -997,10 +1006,12 @@ def robust_arguments(case: Case) -> dict[str, Any]:
         return common | dict(loss=loss, lr=alg.lr, lr_lambda=alg.dual_lr, local_steps=alg.local_steps)
     name, _, number = alg.ambiguity.partition("(")
     chosen = AMBIGUITY[name](*([float(number[:-1])] if number else []))
+    some = {} if isinstance(case.participation, Full) else {"who": who}
     if isinstance(alg, AgnosticFL):
-        return common | dict(
+        more = dict(
             loss=loss, lr=alg.lr, lr_lambda=alg.dual_lr, local_steps=alg.local_steps, ambiguity=chosen
         )
+        return common | some | more
     if isinstance(alg, DRFA):
         M = len(case.participation.draw(N, SEED, 0).ids)
 
@@ -1027,6 +1038,7 @@ def robust_arguments(case: Case) -> dict[str, Any]:
         steps = dict(schedule=ref_robust.growing_schedule(alg.mu_x, alg.tau, alg.sigma / alg.tau))
     return (
         common
+        | some
         | steps
         | dict(
             full_gradient=lambda k, x: on(k, x, *everything(k)),

@@ -149,7 +149,7 @@ def test_capped_simplex(cap: float) -> None:
     ("make", "says"),
     [
         (lambda: ambiguity.named("chi3"), "ambiguity: unknown name 'chi3'; known are chi2, afl, cvar, q_ffl, average"),
-        (lambda: ambiguity.named("chi2(a)"), "'chi2(a)' is not a valid call; try chi2(number)"),
+        (lambda: ambiguity.named("chi2(a)"), "'chi2(a)' is not a valid call of chi2, whose arguments are numbers"),
         (lambda: ambiguity.named("chi2(0)"), "chi2: rho must be > 0, got 0.0"),
         (lambda: ambiguity.named("cvar(1.5)"), "cvar: alpha must be above 0 and at most 1, got 1.5"),
         (lambda: ScaffPD(theta=1.5), "theta must be at most 1, got 1.5"),
@@ -257,6 +257,8 @@ def test_the_optimum_is_the_one_of_a_generic_solver() -> None:
     found = minimize(robust, np.zeros(10), method="BFGS", options={"gtol": 1e-9})
     np.testing.assert_allclose(x, found.x, rtol=0, atol=1e-5)
     assert robust(x.numpy()) <= found.fun + 1e-12
+    own, _ = ref_robust.robust_optimum([(c["x"], c["y"]) for c in clients], 0.1, ref_robust.chi2(0.02))
+    np.testing.assert_allclose(x, own, rtol=0, atol=1e-10)  # an independent iteration
     assert lam.sum().item() == pytest.approx(1.0)
 
 
@@ -271,7 +273,7 @@ def test_the_growing_schedule() -> None:
         assert new_tau * new_sigma == pytest.approx(tau * sigma)
 
 
-def test_weights_stay_on_the_simplex_and_c_is_their_mean() -> None:  # T38
+def test_weights_stay_on_the_simplex_under_their_cap() -> None:  # T38
     got = run(ScaffPD(ambiguity="cvar(0.5)", tau=0.2, sigma=0.6, local_steps=3), rounds=8)
     for state in got.states:
         lam = state.lam[0]
@@ -281,9 +283,75 @@ def test_weights_stay_on_the_simplex_and_c_is_their_mean() -> None:  # T38
 
 def test_partial_participation_follows_stale_losses() -> None:
     got = run(ScaffPD(ambiguity="chi2(0.2)", tau=0.1, local_steps=3), rounds=8, participation=Uniform(3))
-    assert np.isfinite(got.z).all() and (np.diff(got.z, axis=0) != 0).any()
     for before, after in pairwise(got.states):
         assert ((before.losses != after.losses).sum() <= 3).item()
+
+
+@pytest.mark.parametrize("spec", ["afl", "cvar(0.2)", "chi2(0.01)"])
+@pytest.mark.parametrize("kind", [ScaffPD, AgnosticFL], ids=lambda k: k.__name__)
+def test_a_cohort_of_weight_0_does_not_move_x_or_stop_the_run(kind: type, spec: str) -> None:
+    steps = dict(tau=0.05, sigma=0.5) if kind is ScaffPD else dict(lr=0.05, dual_lr=0.5)
+    got = run(kind(ambiguity=spec, local_steps=3, **steps), rounds=40, participation=Uniform(2))
+    assert np.isfinite(got.z).all()
+    asked = [set(Uniform(2).draw(N, harness.SEED, r).ids.tolist()) for r in range(40)]
+    still = 0
+    for r in range(1, 40):
+        lam = got.states[r if kind is ScaffPD else r - 1].lam[0]
+        if all(lam[i] == 0 for i in asked[r]):
+            still += 1
+            np.testing.assert_array_equal(got.z[r], got.z[r - 1])
+    assert still > 0 or spec == "chi2(0.01)"
+
+
+def test_partial_participation_is_unbiased() -> None:
+    """The mean over all pairs of clients of what they make of a round is what all make of it together."""
+    for algorithm in (
+        ScaffPD(ambiguity="average", tau=0.1, local_steps=3),
+        AgnosticFL(ambiguity="average", lr=0.1, local_steps=3),
+    ):
+        whole = run(algorithm, rounds=1).z[0]
+        pairs = [(i, j) for i in range(N) for j in range(i)]
+        parts = [run(algorithm, rounds=1, participation=harness.Fixed(ids=p)).z[0] for p in pairs]
+        if isinstance(algorithm, AgnosticFL):
+            np.testing.assert_allclose(np.mean(parts, axis=0), whole, rtol=0, atol=1e-12)
+        else:  # the local steps follow c, which differs from pair to pair
+            np.testing.assert_allclose(np.mean(parts, axis=0), whole, rtol=0, atol=2e-3)
+
+
+class Most(ambiguity.Ambiguity):
+    """A set of one's own: no client weighs more than a half."""
+
+    def best(self, losses: torch.Tensor) -> torch.Tensor:
+        return projections.capped_simplex(0.5)(losses * 1e6, 0.0)
+
+    def psi(self, lam: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(lam[..., :1])
+
+    def prox(self, lam: torch.Tensor, s: torch.Tensor, sigma: Any) -> torch.Tensor:
+        return projections.capped_simplex(0.5)(lam + sigma * s, 0.0)
+
+
+def test_a_set_of_ones_own() -> None:
+    mine = run(ScaffPD(ambiguity=Most(), tau=0.1, sigma=0.5, local_steps=2), rounds=20)
+    same = run(ScaffPD(ambiguity=f"cvar({2 / N})", tau=0.1, sigma=0.5, local_steps=2), rounds=20)
+    np.testing.assert_allclose(mine.z, same.z, rtol=0, atol=1e-12)
+    assert isinstance(Most(), fs.Ambiguity)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (3, "must be text such as chi2"),
+        (Most, "must be text such as chi2"),
+        ("average(3)", "is not a valid call of average"),
+        ("cvar(0.2", "is not a valid call of cvar"),
+        ("q_ffl(0)", "q = 0 is average"),
+        ("worst", "unknown name 'worst'; known are chi2"),
+    ],
+)
+def test_sets_that_are_none(spec: Any, says: str) -> None:
+    with pytest.raises(FedsaddleError, match=says):
+        ScaffPD(ambiguity=spec)
 
 
 # ------------------------------------------------------------------------------------------- min-max problems

@@ -36,6 +36,7 @@ from fedsaddle.algorithms import (
     RSPairwise,
     ScaffPD,
 )
+from fedsaddle.ambiguity import Ambiguity
 from fedsaddle.convexify import convexify
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
@@ -64,9 +65,9 @@ except _metadata.PackageNotFoundError:  # run from a source tree that is not ins
     __version__ = "unknown"
 
 __all__ = [
-    "AUC", "AgnosticFL", "AgnosticFedAvg", "Algorithm", "AmplifiedFedAvg", "AmplifiedSCAFFOLD", "CODA", "CODAPlus",
-    "CODASCA", "Contrastive", "Custom", "CyCpFedAvg", "CyCpMinimax", "CyCpPairwise", "Cyclic", "DRFA", "DeltaFL", "ERM",
-    "FFMDR", "FeDXL2", "FedAvg", "FedNest", "FedNormSGDA", "FedProx", "FedSGDA", "FedSGDAM", "FedSGDAPlus",
+    "AUC", "AgnosticFL", "AgnosticFedAvg", "Algorithm", "Ambiguity", "AmplifiedFedAvg", "AmplifiedSCAFFOLD", "CODA",
+    "CODAPlus", "CODASCA", "Contrastive", "Custom", "CyCpFedAvg", "CyCpMinimax", "CyCpPairwise", "Cyclic", "DRFA", "DeltaFL",
+    "ERM", "FFMDR", "FeDXL2", "FedAvg", "FedNest", "FedNormSGDA", "FedProx", "FedSGDA", "FedSGDAM", "FedSGDAPlus",
     "Federation", "FedsaddleError", "Full", "Independent", "LocalSGDA", "Markov", "MomentumLocalSGDA", "NPA",
     "NonconvexPL", "PairwiseAUC", "PartialAUC", "Participation", "Problem", "PublishedCODASCA", "QFedAvg",
     "QuadraticSaddle", "RSMinimax", "RSPairwise", "RobustRegression", "Run", "SCAFFOLD", "ScaffPD", "Trace",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.projections import capped_simplex, simplex
+from fedsaddle.projections import called, capped_simplex, simplex
 
 
 class Ambiguity(ABC):
@@ -123,6 +123,8 @@ class QFFL(Ambiguity):
     q: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.q == 0:
+            raise FedsaddleError("q_ffl: q must be > 0; q = 0 is average")
         _positive("q_ffl", "q", self.q)
 
     def psi(self, lam: Tensor) -> Tensor:
@@ -159,18 +161,9 @@ def named(spec: str | Ambiguity) -> Ambiguity:
     """An ambiguity set from its name, with its number if wanted ("chi2(0.1)", "cvar(0.2)", "afl"), or the set itself."""
     if isinstance(spec, Ambiguity):
         return spec
-    name, _, number = spec.strip().partition("(")
-    if name not in AMBIGUITIES:
-        raise FedsaddleError(
-            f"ambiguity: unknown name {name!r}; known are {', '.join(AMBIGUITIES)}, such as chi2(0.1)"
-        )
-    try:
-        arguments = [float(a) for a in number.rstrip(")").split(",") if a.strip()]
-        return AMBIGUITIES[name](*arguments)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, FedsaddleError):
-            raise
-        raise FedsaddleError(f"ambiguity: {spec!r} is not a valid call; try {name}(number)") from None
+    if not isinstance(spec, str):
+        raise FedsaddleError(f"ambiguity: must be text such as chi2(0.1), or an Ambiguity, got {spec!r}")
+    return called(spec, AMBIGUITIES, "such as chi2(0.1)", "ambiguity")
 
 
 def _positive(who: str, name: str, value: float) -> None:

@@ -170,9 +170,13 @@ def called(spec: str, table: Mapping[str, Callable[..., T]], remedy: str, what: 
     if name not in table:
         raise FedsaddleError(f"{what}: unknown name {name!r}; known are {', '.join(table)}, {remedy}")
     try:
-        numbers = [float(a) for a in arguments.rstrip(")").split(",") if a.strip()]
+        if arguments and not arguments.endswith(")"):
+            raise ValueError
+        numbers = [float(a) for a in arguments[:-1].split(",") if a.strip()]
         return table[name](*numbers)
     except (TypeError, ValueError) as error:
         if isinstance(error, FedsaddleError):
             raise
-        raise FedsaddleError(f"{what}: {spec!r} is not a valid call; try {name}(number, ...)") from None
+        raise FedsaddleError(
+            f"{what}: {spec!r} is not a valid call of {name}, whose arguments are numbers"
+        ) from None

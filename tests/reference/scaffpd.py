@@ -363,8 +363,12 @@ def scaff_pd(
     lambda0=None,
     gradients="full",
     correction=True,
+    who=None,
 ):
     """(trajectory, log) of Algorithms 1 and 2, everybody in every round.
+
+    who(r): only these M take part. The others keep their last loss (before the first, the mean of those heard); sums over
+    clients become N/M times those of the participants, and the direction of x is c + (N/M) sum lambda_i (Delta_i - c).
 
     Steps: schedule(r) -> (tau_r, sigma_r, theta_r), or the constants tau, sigma, theta. The clients' step is eta_l
     in every round or, with eta_g, tau_r / (local_steps eta_g): one of the two is to be given.
@@ -397,10 +401,12 @@ def scaff_pd(
         tau_r, sigma_r, theta_r = schedule(r)
         eta = eta_l if eta_l is not None else tau_r / (J * eta_g)
 
-        L = np.zeros(N)
+        here = list(range(N)) if who is None else list(who(r))
+        heard = {i: loss(i, x) for i in here}
+        L = np.full(N, np.mean(list(heard.values()))) if L_before is None else L_before.copy()
         c_i = []
         for i in range(N):
-            L[i] = loss(i, x)
+            L[i] = heard.get(i, L[i])
             g = full_gradient(i, x) if gradients == "full" else field(i, x, r, 0, 0)
             c_i.append(np.array(g, dtype=float))
         if L_before is None:
@@ -410,8 +416,8 @@ def scaff_pd(
         lambda_before = lam
         lam = ambiguity.prox(s, lambda_before, sigma_r)
         c = np.zeros(len(x))
-        for i in range(N):
-            c += lam[i] * c_i[i]
+        for i in here:
+            c += N / len(here) * lam[i] * c_i[i]
 
         local = {}
         delta = []
@@ -426,8 +432,13 @@ def scaff_pd(
                 local[i].append(u.copy())
             delta.append((x - u) / (eta * J))
         way = np.zeros(len(x))
-        for i in range(N):
-            way += lam[i] * delta[i]
+        if who is None:
+            for i in range(N):
+                way += lam[i] * delta[i]
+        else:
+            way += c
+            for i in here:
+                way += N / len(here) * lam[i] * (delta[i] - c)
         x = x - tau_r * way
 
         trajectory.append(x.copy())
@@ -557,8 +568,11 @@ def afl(
     local_steps=None,
     ambiguity=None,
     lambda0=None,
+    who=None,
 ):
-    """(trajectory, log) of AFL: everybody, one phase: x down; the loss over all samples at x, and the rest, up.
+    """(trajectory, log) of AFL: everybody, or who(r): stale losses, N/M times their weighted changes.
+
+    One phase: x down; the loss over all samples at x, and the rest, up.
 
     local_steps None: the original, x - lr sum lambda_i field(i, x, r, 0, 0). A number: sum lambda_i x_{i,J} of the
     models after so many local steps. The weights of x are those before the round in both; then lambda <-
@@ -573,8 +587,21 @@ def afl(
     trajectory = []
     log = []
     for r in range(rounds):
-        L = np.array([loss(i, x) for i in range(N)], dtype=float)
-        if local_steps is None:
+        if who is not None:
+            here = list(who(r))
+            heard = {i: loss(i, x) for i in here}
+            before = log[-1]["losses"] if log else np.full(N, np.mean(list(heard.values())))
+            L = np.array([heard.get(i, before[i]) for i in range(N)], dtype=float)
+        else:
+            L = np.array([loss(i, x) for i in range(N)], dtype=float)
+        if who is not None:
+            new = x.copy()
+            for i in here:
+                u = x.copy()
+                for t in range(local_steps):
+                    u = u - lr * np.array(field(i, u, r, t, 0), dtype=float)
+                new += N / len(here) * lam[i] * (u - x)
+        elif local_steps is None:
             g = np.zeros(len(x))
             for i in range(N):
                 g += lam[i] * np.array(field(i, x, r, 0, 0), dtype=float)

@@ -28,7 +28,7 @@ from fedsaddle import ambiguity as sets
 from fedsaddle.algorithms.base import Citation
 from fedsaddle.algorithms.fedavg import FedAvg
 from fedsaddle.algorithms.fedavg import State as Iterate
-from fedsaddle.algorithms.scaffpd import Monitors, Robust, State
+from fedsaddle.algorithms.scaffpd import Robust, State
 from fedsaddle.clients import Clients, Control
 from fedsaddle.cohort import Cohort
 from fedsaddle.errors import Diverged, FedsaddleError
@@ -44,6 +44,13 @@ class SnapshotDown(NamedTuple):
 class WithSnapshot(NamedTuple):
     z: Tensor
     snapshot: Tensor
+
+
+class Drawn(NamedTuple):
+    """[1, 1] each."""
+
+    largest_drawn_loss: Tensor  # on a minibatch, of the clients whose loss was asked for
+    largest_weight: Tensor
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ class DRFA(Robust):
         v = torch.zeros_like(lam).scatter(-1, who.to(lam.device).unsqueeze(0), losses[0].mT.to(lam)) * (N / M)
         sigma = self.local_steps * self.dual_lr
         lam = psi.prox(lam, v, sigma) if self.dual_lr else lam
-        monitors = Monitors(losses[0].max().reshape(1, 1), lam.amax(-1, keepdim=True))
+        monitors = Drawn(losses[0].max().reshape(1, 1), lam.amax(-1, keepdim=True))
         return State(clients.problem.prox(mean.z, 0.0), lam, None, s.round + 1, monitors)
 
     def local_steps_with_snapshot(self, cohort: Cohort, m: SnapshotDown) -> tuple[WithSnapshot, None]:

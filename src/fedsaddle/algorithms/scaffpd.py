@@ -16,9 +16,12 @@ SCAFF-PD: Yu, Karimireddy, Ma, Jordan 2023, Algorithm 1. AFL: Mohri, Sivek, Sure
     u <- u - eta_l (g_i(u) - c_i + c),   x^{r+1} = x^r - tau sum_i lambda_i^{r+1} Delta_i
 
 Deviations: in the first round L^{r-1} = L^r (E5.1). c is the mean by the new weights (E5.2). The growing schedule also
-shrinks tau, as the proof of Lemma B.3 has it (E5.3). eta_l follows from tau (E5.4). Where not all clients take part, those
-that do not keep their last losses, and the sums go over the participants with their weights scaled to one: the method then
-follows stale losses and its theorems do not apply. AgnosticFedAvg is from what is recalled of it: its paper was not at hand.
+shrinks tau, as the proof of Lemma B.3 has it (E5.3). eta_l follows from tau (E5.4). AFL's output is the last iterate, not
+the running average. AgnosticFedAvg is from what is recalled of it: its paper was not at hand.
+
+Where not all clients take part: a client that does not keeps its last loss, and sums over all clients are estimated by N/M
+times those over the M that do, c + (N/M) sum_i lambda_i (Delta_i - c) for the direction of x. That is unbiased where all are
+equally likely to take part, but lambda follows stale losses, noise does not vanish, and the theorems do not apply.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ class State(NamedTuple):
     lam: Tensor | None  # the clients' weights [1, N]; equal before the first round
     losses: Tensor | None  # of the round before [1, N]
     round: int
-    monitors: Monitors | None
+    monitors: NamedTuple | None  # Monitors, or others
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,9 @@ class Robust(Algorithm):
 
     @staticmethod
     def _of(lam: Tensor, s: State, who: Tensor) -> Tensor:
-        """The weights of those who answered, scaled to one [1, S]."""
+        """The weights of the M who answered, such that sums by them estimate those over all N: N/M lambda_i [1, M]."""
         own = lam.gather(-1, _at(s, who))
-        return own / own.sum(-1, keepdim=True)
+        return own * (lam.shape[-1] / own.shape[-1]) / lam.sum(-1, keepdim=True)
 
 
 def _at(s: State, who: Tensor) -> Tensor:
@@ -102,12 +105,14 @@ class Down(NamedTuple):
 class ScaffPD(Robust):
     """SCAFF-PD: drift-corrected local steps for the worst mixture of clients; two phases a round.
 
+    With a part of the clients a round, weights follow the last losses heard of, and steps are noisy estimates.
+
     Args:
         tau: step of x on gradients.
         sigma: step of the weights.
         theta: extrapolation of the losses, in [0, 1].
         local_steps: J.
-        server_lr: eta_g >= 1; the local step is tau / (J eta_g).
+        server_lr: eta_g, at least 1 in the paper; the local step is tau / (J eta_g).
         mu_x: strong convexity for the growing schedule, for ambiguity sets without a strongly convex psi (AFL, CVaR):
             gamma_{r+1} = gamma_r (1 + mu_x tau_r), tau_{r+1} = tau_r sqrt(gamma_r / gamma_{r+1}), sigma_r = gamma_r tau_r,
             theta_r = sigma_{r-1} / sigma_r, with gamma_0 = sigma / tau; theta is not used then. None: constant steps.
@@ -161,9 +166,10 @@ class ScaffPD(Robust):
         lam = psi.prox(self._weights(s, clients), (1 + theta) * now - theta * before, sigma)
         c = self._of(lam, s, who) @ heard.gradient  # by the new weights
         lr = Control.of(tau / (self.local_steps * self.server_lr), s.z)
-        mean, _ = clients.mean(self.corrected_steps, Down(point, c, lr), weights=lam.squeeze(-2))
+        who, (delta,) = clients.gather(self.corrected_steps, Down(point, c, lr))
+        direction = c + self._of(lam, s, who) @ (delta - c)  # where all take part, sum_i lambda_i Delta_i
         scale = lam.sum(-1, keepdim=True)  # 1, but for sets whose weights need not sum to one
-        z = clients.problem.prox(s.z - tau * scale * mean[0], tau)
+        z = clients.problem.prox(s.z - tau * scale * direction, tau)
         return State(z, lam, now, s.round + 1, Monitors(psi.value(now), lam.amax(-1, keepdim=True)))
 
     def losses_and_gradients(self, cohort: Cohort, m: Down) -> tuple[LossAndGradient, Tensor]:
@@ -197,6 +203,8 @@ class Local(NamedTuple):
 class AgnosticFL(Robust):
     """AFL with local steps: the clients' models averaged by weights that follow their losses.
 
+    With a part of the clients a round, weights follow the last losses heard of, and steps are noisy estimates.
+
     Args:
         lr: local step size.
         local_steps: J; 1 is the original method, one gradient a client and round.
@@ -225,7 +233,7 @@ class AgnosticFL(Robust):
         psi, lam = sets.named(self.ambiguity), self._weights(s, clients)
         who, heard = clients.gather(self.local_descent, (s.z,))
         now = self._heard(s, clients, who, heard.loss)
-        z = self._of(lam, s, who) @ heard.z
+        z = s.z + self._of(lam, s, who) @ (heard.z - s.z)  # where all take part, sum_i lambda_i z_i
         new = self.dual_step(lam, now)
         monitors = Monitors(psi.value(now), new.amax(-1, keepdim=True))
         return State(clients.problem.prox(z, 0.0), new, now, s.round + 1, monitors)
