@@ -255,14 +255,15 @@ def test_reproduce(fedsaddle: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
     here.mkdir()
     (here / "table.md").write_text("a table")
     monkeypatch.setattr(cli, "experiments", lambda: {"paper/figure": "What it shows"})
-    monkeypatch.setattr(
-        cli, "run_experiment", lambda *given, options: called.append((*given, options)) or here
-    )
+    monkeypatch.setattr(cli, "run_experiment", lambda *given, **more: called.append((*given, more)) or here)
     assert fedsaddle("reproduce", "paper/figure", "--quick").out == f"a table\n{here}: table.md\n"
-    fedsaddle("reproduce", "paper/figure", "--data", "cifar10", "--model", "cnn")
+    fedsaddle(
+        "reproduce", "paper/figure", "--data", "cifar10", "--model", "cnn", "--jobs", "3", "--device", "cuda"
+    )
+    variant = {"data": "cifar10", "model": "cnn"}
     assert called == [
-        ("paper/figure", True, None, {}),
-        ("paper/figure", False, None, {"data": "cifar10", "model": "cnn"}),
+        ("paper/figure", True, None, {"options": {}, "jobs": 1, "device": None}),
+        ("paper/figure", False, None, {"options": variant, "jobs": 3, "device": "cuda"}),
     ]
     done = fedsaddle("reproduce", "paper/figur")
     assert (done.code, done.err) == (

@@ -191,7 +191,7 @@ def _start(home: Home) -> subprocess.Popen[bytes]:
     )
     place = ("--host", "127.0.0.1" if host == "localhost" else host, "--port", str(home.port))
     (home.server / "flower").mkdir(exist_ok=True)
-    environment = os.environ | ENVIRONMENT | {"FLWR_HOME": str(home.server / "flower")}
+    environment = os.environ | ENVIRONMENT | {"FLWR_HOME": str((home.server / "flower").resolve())}
     with open(_log(home), "ab") as output:
         return subprocess.Popen(
             [sys.executable, "-c", _PROGRAM.format(parent=os.getpid()), *files, *options, *place],
