@@ -1,5 +1,6 @@
 """The clients' memory is a dictionary from client to row, whatever is written in whatever order."""
 
+import gc
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle.engines.memory import ClientMemory
+from fedsaddle.wire import pack, unpack
 
 
 class Pair(NamedTuple):
@@ -59,3 +61,20 @@ def test_everyone() -> None:
     memory.write(np.array([1, 2]), torch.tensor([[1.0], [2.0]]))
     memory.write(np.array([1]), torch.tensor([[3.0]]))
     assert memory.everyone()[:, 0].tolist() == [7, 3, 2, 7]
+
+
+def test_nothing_that_was_packed_stays_in_memory() -> None:
+    def tensors() -> int:
+        return sum(type(thing) is Tensor for thing in gc.get_objects())
+
+    tree = tuple(torch.zeros(1, 3) for _ in range(50))
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensors()
+        data = pack(tree)
+        assert tensors() == before
+        assert len(unpack(data, {})) == 50
+        assert tensors() == before
+    finally:
+        gc.enable()

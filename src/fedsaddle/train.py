@@ -288,7 +288,8 @@ class Run:
             self._folder = Folder(out, resume)
         elif resume and self.clients.writes:
             raise FedsaddleError("train: resume needs the folder of the run, out")
-        self._saved: tuple[int, bytes] | None = None  # the last checkpoint, where a guard may go back to it
+        self._saved: int | None = None  # the round of the last checkpoint in the folder
+        self._fallback = b""  # the last checkpoint, where a guard may go back to it
         self._stopping = False
         self._error: BaseException | None = None
         self._rounds = self._guarded()
@@ -361,7 +362,7 @@ class Run:
             self._error = error  # asking for a result later says the same
             if self.out is not None and self._saved is not None:
                 command = "fedsaddle deploy resume" if self.clients.remote else "fedsaddle resume"
-                error.add_note(f"{command} {self.out} goes on after round {self._saved[0]}")
+                error.add_note(f"{command} {self.out} goes on after round {self._saved}")
             if isinstance(error, Exception):
                 self.clients.failed(error)
             raise
@@ -420,7 +421,8 @@ class Run:
             ).packed()  # fmt: skip
             if self._folder is not None and self._checkpoints:
                 self._folder.save(r, data)
-            self._saved = r, data
+                self._saved = r
+            self._fallback = data if self._guard else b""
 
     def _restored(self, data: bytes) -> int:
         """Take up the run where a checkpoint stands: how many rounds are done."""
@@ -447,8 +449,9 @@ class Run:
         clients.remember(self.algorithm.memory(self._start(clients.problem), clients.problem))
         clients.recall(tree_map(here, saved.clients))
         clients.restore(saved.accounts)
-        self.state, self._saved = tree_map(here, saved.state), (saved.round, data)
+        self.state, self._fallback = tree_map(here, saved.state), data if self._guard else b""
         if self._resume:
+            self._saved = saved.round
             self._records = clients.alone(
                 lambda: self._folder.rewind(saved.round) if self._folder is not None else []
             )
@@ -482,12 +485,12 @@ class Run:
         """Halve the step sizes and go back to the last checkpoint, where a guard is left: how many rounds are done."""
         names = [f.name for f in fields(self.algorithm) if f.name in ("lr", "lr_dual")]
         halved = {k: v / 2 for k in names if isinstance(v := getattr(self.algorithm, k), float)}
-        if self._guard == 0 or not halved or self._saved is None:
+        if self._guard == 0 or not halved or not self._fallback:
             raise error
         self._guard -= 1
         self.algorithm = replace(self.algorithm, **halved)
         self._resume = False
-        round = self._restored(self._saved[1])
+        round = self._restored(self._fallback)
         text = ", ".join(f"{k} is {v:g} now" for k, v in halved.items())
         warnings.warn(f"{error}; guard: back to round {round}, {text}", stacklevel=2)
         return round

@@ -85,7 +85,9 @@ def pack(tree: Any, once: Callable[[Once, int], tuple[str, bool]] | None = None)
         )
 
     structure = json.dumps(shape(tree))
-    return save(tensors, {_TREE: structure})
+    data = save(tensors, {_TREE: structure})
+    tensors.clear()  # `shape` refers to itself, so the copies would stay until the next collection of cycles
+    return data
 
 
 def unpack(data: bytes, classes: Classes, held: Held | None = None, keep: Keep | None = None) -> Any:
@@ -129,6 +131,8 @@ def unpack(data: bytes, classes: Classes, held: Held | None = None, keep: Keep |
         if isinstance(error, FedsaddleError):
             raise
         raise Garbled(f"wire: not a message ({type(error).__name__}: {error})") from error
+    finally:
+        tensors.clear()  # as in pack
 
 
 def signature(tree: Any) -> Any:
