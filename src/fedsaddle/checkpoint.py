@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from fedsaddle.algorithms.base import Algorithm
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.parse import from_json
 from fedsaddle.problem import Problem
 from fedsaddle.wire import Garbled, classes_of, pack, unpack
 
@@ -42,7 +43,10 @@ class Checkpoint(NamedTuple):
             form, *parts = unpack(data, classes_of(algorithm, problem))
             if form != _FORM:
                 raise ValueError(f"of form {form}, this version reads {_FORM}")
-            return Checkpoint(*parts[:4], *map(json.loads, parts[4:]))
+            saved = Checkpoint(*parts[:4], *map(from_json, parts[4:]))
+            if type(saved.round) is not int or saved.round < 0:
+                raise ValueError(f"of round {saved.round}")
+            return saved
         except (Garbled, ValueError, TypeError) as error:
             raise FedsaddleError(f"checkpoint: is none of this run ({error})") from error
 

@@ -11,7 +11,8 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,8 @@ from fedsaddle.describe import Kind, described, parameters, summary, things
 from fedsaddle.engines import torchrun
 from fedsaddle.errors import FedsaddleError, did_you_mean
 from fedsaddle.federation import Federation
+from fedsaddle.keys import first_line
+from fedsaddle.parse import from_json
 from fedsaddle.probe import examine
 from fedsaddle.problem import ModelProblem
 from fedsaddle.report import write_comparison, write_report
@@ -179,6 +182,11 @@ def compare(
     ),
 ) -> None:
     """Compare finished runs: a table, and a page with their curves."""
+    with _as_written(*folders):
+        _compare(folders, out)
+
+
+def _compare(folders: Sequence[Path], out: Path) -> None:
     results = [_result(folder) for folder in folders]
     short = [folder.resolve().name for folder in folders]
     names = short if len(set(short)) == len(short) else list(map(str, folders))
@@ -266,7 +274,8 @@ def show(
     if found:
         print("\n\n".join(described(kind, what) for kind in found))
     elif path.is_dir():
-        _print_result(path.resolve().name, _result(path))
+        with _as_written(path):
+            _print_result(path.resolve().name, _result(path))
     elif path.exists() or what.endswith(".toml") or os.sep in what:
         _show_config(path, assignments or [])
     else:
@@ -277,8 +286,9 @@ def show(
 @app.command("report")
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")]) -> None:
     """Write a run's report.html again."""
-    _result(folder)
-    print(write_report(folder))
+    with _as_written(folder):
+        _result(folder)
+        print(write_report(folder))
 
 
 @app.command("cite")
@@ -387,7 +397,7 @@ def _result(folder: Path) -> Json:
     if not folder.is_dir():
         raise FedsaddleError(f"{folder}: is not a folder; name the folder of a run")
     try:
-        result: Json = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        result: Json = from_json((folder / "result.json").read_bytes())
         if not {"config", "metrics"} <= result.keys():
             raise ValueError
     except FileNotFoundError:
@@ -396,6 +406,20 @@ def _result(folder: Path) -> Json:
     except (ValueError, AttributeError):
         raise FedsaddleError(f"{folder / 'result.json'}: is not the result of a run") from None
     return result
+
+
+@contextmanager
+def _as_written(*folders: Path) -> Iterator[None]:
+    """What the files of a run make other code raise, after somebody changed them, becomes one line."""
+    try:
+        yield
+    except FedsaddleError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        who = ", ".join(map(str, folders))
+        raise FedsaddleError(
+            f"{who}: a file is not as a run writes it ({type(error).__name__}: {first_line(error)})"
+        ) from error
 
 
 def _print_result(name: str, result: Json) -> None:

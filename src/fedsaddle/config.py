@@ -56,7 +56,6 @@ import inspect
 import itertools
 import os
 import re
-import tomllib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -76,6 +75,7 @@ from fedsaddle.federation import Federation
 from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK
 from fedsaddle.ingest import file_format, located, read_frame
 from fedsaddle.keys import Tree, first_line, unknown_key
+from fedsaddle.parse import from_toml, read_toml
 from fedsaddle.participation import Participation
 from fedsaddle.problem import ModelProblem, Problem
 from fedsaddle.problems import PROBLEMS, QuadraticSaddle, quadratic_federation
@@ -223,10 +223,7 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
 def read(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Tree:
     """A file with overrides, its paths absolute, not checked yet."""
     file = Path(path)
-    try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedsaddleError(f"{file}: is not valid TOML: {error}") from None
+    tree = read_toml(file)
     anchor(tree, file.resolve().parent)
     for assignment in overrides:
         _override(tree, assignment)
@@ -469,9 +466,9 @@ def _override(tree: Tree, assignment: str) -> None:
     if not equals or not all(names):
         raise FedsaddleError(f"--set {assignment}: must be section.key=value, such as algorithm.lr=0.05")
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = from_toml(f"value = {text}")
         value = parsed["value"] if len(parsed) == 1 else text.strip()
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         value = text.strip()
     put(tree, names, value, f"--set {assignment}")
 

@@ -9,6 +9,9 @@ from typing import Any
 class FedsaddleError(ValueError):
     """Bad input or a run that cannot go on; the command line prints its one line and exits with code 2."""
 
+    def __init__(self, message: object = "") -> None:
+        super().__init__(" ".join(str(message).split()))  # one line, whatever a value that it shows has in it
+
 
 class Diverged(FedsaddleError):
     """The iterate of a run is no longer finite."""

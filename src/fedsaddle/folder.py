@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.parse import from_json
 
 HISTORY, SECONDS, CHECKPOINTS, INDEX, LOCK = (
     "history.jsonl",
@@ -75,7 +76,7 @@ class Folder:
         """Drop what was written after so many rounds; the records that stay."""
         lines = (self.path / HISTORY).read_bytes().splitlines(keepends=True)[: rounds + 1]
         try:
-            records: list[Record] = [json.loads(line) for line in lines]
+            records: list[Record] = [from_json(line) for line in lines]
             whole = [record["round"] for record in records] == list(range(rounds + 1))
         except (ValueError, KeyError, TypeError):
             whole = False
@@ -131,7 +132,7 @@ class Folder:
 
     def _index(self) -> list[Record]:
         try:
-            entries = json.loads((self.path / CHECKPOINTS / INDEX).read_bytes())
+            entries = from_json((self.path / CHECKPOINTS / INDEX).read_bytes())
             return [e for e in entries if _plain(e["file"]) and {"round", "sha256"} <= e.keys()]
         except FileNotFoundError:
             return []
@@ -188,7 +189,7 @@ def _seconds(path: Path, rounds: int) -> list[float]:
     times = [0.0] * (rounds + 1)
     with suppress(OSError, ValueError, KeyError, TypeError):
         for line in path.read_bytes().splitlines():
-            entry = json.loads(line)
+            entry = from_json(line)
             if 0 <= entry["round"] <= rounds:
                 times[entry["round"]] = float(entry["seconds"])
     return times

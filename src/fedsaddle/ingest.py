@@ -6,7 +6,9 @@ import bz2
 import csv
 import gzip
 import lzma
+import math
 import os
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +24,9 @@ from fedsaddle.errors import FedsaddleError, did_you_mean, optional_import
 Array = npt.NDArray[Any]
 IntArray = npt.NDArray[np.int64]
 
-MAX_DENSE_BYTES = 8 * 2**30  # a sparse x larger than this is refused, not densified
+MAX_DENSE_BYTES = 8 * 2**30  # more is never made of a sparse matrix or of a packed file
+SMALL_BYTES = 2**28  # of more than this there must be something to read:
+MOST_EMPTY = 1000  # at most so many times the bytes that it is read from
 REGRESSION_LEVELS = 20  # float labels with more distinct fractions than this are a regression target
 IMPUTE = "drop or impute it before building the federation"
 
@@ -63,9 +67,9 @@ def tensors(
     if hasattr(x, "columns") and hasattr(x, "dtypes"):  # a pandas DataFrame
         columns = columns or tuple(map(str, x.columns))
         x, dtype = numeric_frame(x), dtype or torch.float32
-    data = {name: _tensor(value, name) for name, value in fields.items()}
+    data = {name: as_tensor(value, name) for name, value in fields.items()}
     if x is not None:
-        tensor = _tensor(x, "x")
+        tensor = as_tensor(x, "x")
         if columns and (tensor.ndim != 2 or len(columns) != tensor.shape[1]):
             shape = list(tensor.shape[1:])
             raise FedsaddleError(
@@ -80,19 +84,15 @@ def tensors(
     return data, columns
 
 
-def _tensor(value: Any, name: str) -> Tensor:
+def as_tensor(value: Any, name: str) -> Tensor:
     """numpy, torch, pandas, list or scipy sparse as a tensor with at least one axis."""
     if isinstance(value, Tensor):
         tensor = value.detach()
     else:
         if hasattr(value, "toarray") and hasattr(value, "nnz"):  # scipy sparse
-            n_bytes = int(np.prod(value.shape)) * value.dtype.itemsize
-            if n_bytes > MAX_DENSE_BYTES:
-                size, bound = f"{n_bytes / 2**30:.1f} GiB", f"{MAX_DENSE_BYTES / 2**30:.0f} GiB"
-                remedy = "drop columns or reduce them with sklearn's TruncatedSVD"
-                raise FedsaddleError(
-                    f"{name} is sparse and takes {size} when dense, more than {bound}: {remedy}"
-                )
+            n_bytes = math.prod(value.shape) * value.dtype.itemsize
+            remedy = "drop columns or reduce them with sklearn's TruncatedSVD"
+            check_bytes(f"{name} is sparse and takes", n_bytes, 16 * value.nnz, f" when dense, {value.shape[1]} columns wide", remedy)
             value = value.toarray()
         try:
             array = np.asarray(value)
@@ -111,6 +111,16 @@ def _tensor(value: Any, name: str) -> Tensor:
     if tensor.ndim == 0 or len(tensor) == 0:
         raise FedsaddleError(f"{name} has no rows: give one row a sample")
     return tensor
+
+
+def check_bytes(what: str, wanted: int, there: int, more: str, remedy: str) -> None:
+    """Refuse what takes too much memory, or far more than the bytes that it is read from: a wrong number, or a trap."""
+    rule = f"more than {MAX_DENSE_BYTES / 2**30:.0f} GiB"
+    if wanted <= MAX_DENSE_BYTES:
+        if wanted <= max(SMALL_BYTES, MOST_EMPTY * there):
+            return
+        rule = f"more than {MOST_EMPTY} times the {there} bytes that it is read from"
+    raise FedsaddleError(f"{what} {wanted / 2**30:.1f} GiB{more}, {rule}: {remedy}")
 
 
 def text_columns(frame: Any) -> list[Any]:
@@ -217,7 +227,7 @@ def encode(
             raise FedsaddleError(
                 f"positive={positive!r} has no meaning in regression: drop it, or task='regression'"
             )
-        target = _tensor(values, "y").to(dtype)
+        target = as_tensor(values, "y").to(dtype)
         check_finite(target, "y", ())
         return target, ()
     if values.dtype.kind == "f" and np.isinf(values).any():
@@ -390,7 +400,7 @@ def read_files(
     ys = [column(table.y, "y") for table in tables]
     for file, x, y in zip(files, xs, ys, strict=True):
         with located(file, sep):
-            check_finite(_tensor(x, "x"), "x", columns)
+            check_finite(as_tensor(x, "x"), "x", columns)
             check_present(y, "y")
     ends = np.cumsum([len(x) for x in xs])
     return np.concatenate(xs), np.concatenate(ys), np.split(np.arange(ends[-1]), ends[:-1]), names, columns
@@ -459,14 +469,45 @@ def read_arrays(file: Path) -> tuple[Array, Array]:
     kind = file_format(file)
     with _reading(file, kind):
         if kind == "npz":
-            with np.load(file, allow_pickle=False) as arrays:
-                if "x" not in arrays or "y" not in arrays:
-                    raise FedsaddleError(
-                        f"{file} must hold arrays x and y, it has {short(arrays.files)}: save it so"
-                    )
-                return arrays["x"], arrays["y"]
+            x, y = read_npz(file, "x", "y")
+            if y.dtype.kind not in "fiubUS":
+                raise ValueError(f"y must be numbers or text, got dtype {y.dtype}")
+            return x, y
         x, y = optional_import("sklearn.datasets", "LIBSVM text").load_svmlight_file(str(file))
-        return _tensor(x, f"{file.name}: x").numpy(), y
+        return as_tensor(x, f"{file.name}: x").numpy(), y
+
+
+def read_npz(file: Path, *names: str) -> list[Array]:
+    """Arrays of a .npz file. Nothing is unpickled, and no header is believed that promises more than there is."""
+    with zipfile.ZipFile(file) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        if any(name not in members for name in names):
+            wanted = " and ".join(names)
+            raise FedsaddleError(f"{file} must hold arrays {wanted}, it has {short(members)}: save it so")
+        size, packed = (
+            sum(getattr(members[n], key) for n in names) for key in ("file_size", "compress_size")
+        )
+        check_bytes(f"{file} takes", size, packed, " when unpacked", "take fewer rows")
+        return [_npy(archive, members[name]) for name in names]
+
+
+def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    with archive.open(member) as stream:
+        version = np.lib.format.read_magic(stream)
+        if version not in readers:
+            raise ValueError(f"{member.filename} is of version {version} of the .npy format")
+        shape, columnwise, dtype = readers[version](stream)
+        if dtype.hasobject:
+            raise ValueError(f"{member.filename} holds Python objects, which are never unpickled")
+        size = math.prod(shape) * dtype.itemsize
+        if min(shape, default=0) < 0 or size > member.file_size:
+            raise ValueError(f"{member.filename} says that it has shape {shape}, and is {member.file_size} bytes long")
+        array = np.frombuffer(stream.read(size), dtype).copy()
+        return array.reshape(shape, order="F" if columnwise else "C")
 
 
 def read_images(folder: Path) -> tuple[Array, Array]:
@@ -575,6 +616,8 @@ def _aligned(files: list[Path], tables: list[_Table]) -> list[Array]:
     first, columns, xs = files[0].name, tables[0].columns, [table.x for table in tables]
     if all(file_format(file) == "libsvm" for file in files):
         width = max(x.shape[1] for x in xs)  # a file that never uses the last features looks narrower
+        wanted, there = (sum(n) for n in zip(*((8 * len(x) * width, x.nbytes) for x in xs), strict=True))
+        check_bytes(f"{width} features take", wanted, there, " in all files", "correct the largest feature number")
         xs = [np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in xs]
     for i, (file, (_, _, own)) in enumerate(zip(files, tables, strict=True)):
         remedy = "give all the same columns"

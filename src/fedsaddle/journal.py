@@ -25,6 +25,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.config import Config
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.federation import Federation
+from fedsaddle.parse import from_json
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.replicas import run_all, stackable
 from fedsaddle.toml import to_toml
@@ -50,14 +51,16 @@ class Journal:
         self._done: dict[str, Entry] = {}
         if not path.exists():
             return
-        text = path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
+        text = path.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1]
         if whole != text:  # the process was killed while it wrote
-            path.write_text(whole, encoding="utf-8")
-        for n, line in enumerate(whole.splitlines(), 1):
+            path.write_bytes(whole)
+        for n, line in enumerate(whole.split(b"\n")[:-1], 1):
             try:
-                entry = json.loads(line)
-                self._done[entry["config"]] = {"metrics": {}, **entry}
+                entry = {"metrics": {}, **from_json(line)}
+                if not (isinstance(entry["metrics"], dict) and isinstance(entry.get("curves", {}), dict)):
+                    raise ValueError
+                self._done[entry["config"]] = entry
             except (ValueError, KeyError, TypeError):
                 raise FedsaddleError(f"{path}, line {n}: is no finished run; delete the line") from None
 

@@ -25,6 +25,7 @@ from fedsaddle import figures
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.errors import FedsaddleError, optional_import
 from fedsaddle.figures import LABELS, RESIDUALS, Figure, Group, Run, base, curves, finite, label, plural
+from fedsaddle.parse import from_json
 from fedsaddle.train import Record, human_bytes
 
 __all__ = ["curves", "write_comparison", "write_report"]
@@ -114,7 +115,7 @@ def _read(folder: Path) -> Run:
     lines = history.read_text(encoding="utf-8").splitlines()
     for i, line in enumerate(lines):
         try:
-            records.append(json.loads(line))
+            records.append(from_json(line))
         except ValueError:
             if i == len(lines) - 1 and records:
                 break  # a run that was killed while it wrote
@@ -123,7 +124,7 @@ def _read(folder: Path) -> Run:
         raise FedsaddleError(f"{history}: is empty; the run has not started, so there is nothing to report")
     return Run(
         records,
-        json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {},
+        from_json(result.read_bytes()) if result.is_file() else {},
         config.read_text(encoding="utf-8") if config.is_file() else "",
     )
 

@@ -23,7 +23,6 @@ import json
 import math
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +39,7 @@ from fedsaddle.errors import FedsaddleError, did_you_mean
 from fedsaddle.federation import Federation, shift_and_width
 from fedsaddle.ingest import short, text_of
 from fedsaddle.keys import Key, Tree, checked, keys_of, mistakes
+from fedsaddle.parse import from_json, read_toml
 from fedsaddle.toml import quoted
 
 Array = npt.NDArray[Any]
@@ -49,6 +49,7 @@ FEW_ROWS = 50  # training rows below which `check` says that there are few
 _NUMBERS_AT_ONCE = 1 << 23
 _MAX_NAMED = 20  # columns that `check` names
 TRAIN, VALID, TEST = 0, 1, 2
+MAX_ROWS, MAX_NUMBERS = 10**8, 10**8  # of a site, and in a sample, that a server believes
 BY_RANGE = ("unit", "symmetric")  # scalings that need the smallest and the largest number
 
 
@@ -101,6 +102,13 @@ class DataFile:
             yield "data.classes: has no use beside positive; leave one of them out"
         if self.task == "regression" and (self.positive is not None or self.classes is not None):
             yield "data.task: regression has no positive and no classes; leave them out"
+
+
+_HEAD = {
+    "site": Key(str), "kind": Key(str), "shape": Key(list[int]), "columns": Key(list[str]),
+    "categories": Key(dict[str, list[str]]), "labels": Key(list[str] | None), "positive": Key(list[str] | None),
+    "classes": Key(list[str] | None), "scale": keys_of(DataFile)["scale"],
+}  # fmt: skip; of a summary
 
 
 class Rows(NamedTuple):
@@ -191,6 +199,7 @@ class Site:
         x, y = x[:, None] if x.ndim == 1 else x, ingest.column(y, "y")
         with ingest.located(self.file):
             ingest.same_length({"x": torch.empty(len(x)), "y": torch.empty(len(y))})
+            x = ingest.as_tensor(x, "x").numpy()
             ingest.check_finite(torch.from_numpy(x), "x", ())
             ingest.check_present(y, "y")
         return Rows(x, y, (), {}, _parts(x, {}, None, self.data))
@@ -366,6 +375,38 @@ def agree(summaries: Sequence[Mapping[str, Tensor]]) -> Message:
     }
 
 
+def accepted(tree: Any) -> Message:
+    """A summary as a site has sent it, if it is one: whatever else is in it can do no harm."""
+    try:
+        summary: Message = dict(tree)
+        head = _unpacked(summary["head"])
+        for mistake in mistakes(head, _HEAD, "head.", "a summary"):
+            raise ValueError(mistake)
+        shape, columns, labels = head["shape"], head["columns"], head["labels"]
+        if not shape or min(shape) < 0 or math.prod(shape) > MAX_NUMBERS:
+            raise ValueError(f"samples of shape {shape}")
+        sides = 2 if head["positive"] is not None else len(labels or ())
+        lengths = dict.fromkeys(("mean", "rest", "m2", "min", "max"), shape[0])
+        lengths |= {"n": 1, "size": 1, "labels": sides}
+        optional = () if head["scale"] in BY_RANGE else ("min", "max")
+        for name, length in lengths.items():
+            if name in optional and name not in summary:
+                continue
+            v = summary[name]
+            if v.dtype != torch.float64 or list(v.shape) != [length] or not v.isfinite().all():
+                raise ValueError(f"{name} must be {length} finite numbers")
+        rows = [*summary["n"].tolist(), *summary["labels"].tolist()]
+        if not 1 <= rows[0] <= MAX_ROWS or summary["size"] < 1 or min(rows) < 0 or sum(rows[1:]) not in (0, rows[0]):
+            raise ValueError(f"{rows[0]:g} rows, of its labels {rows[1:]}")
+        if columns and (len(columns) != shape[0] or len(set(columns)) < len(columns)):
+            raise ValueError(f"{len(columns)} names of {shape[0]} columns")
+        if labels is not None and (len(set(labels)) < len(labels) or not set(labels) <= set(head["classes"] or labels)):
+            raise ValueError("labels that are not among its classes, or twice")
+        return summary
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise FedsaddleError(f"its summary is refused: {type(error).__name__}: {error}") from error
+
+
 def _same(first: Tree, head: Tree) -> None:
     """Refuse a site whose columns or settings are not those of the first one."""
     here, there = f"site {head['site']!r}", f"site {first['site']!r}"
@@ -529,7 +570,9 @@ def _packed(tree: Mapping[str, Any]) -> Tensor:
 
 
 def _unpacked(head: Tensor) -> Tree:
-    tree: Tree = json.loads(bytes(head.cpu().numpy()))
+    tree = from_json(bytes(head.cpu().numpy()))
+    if not isinstance(tree, dict):
+        raise ValueError("a head is a table")
     return tree
 
 
@@ -561,11 +604,9 @@ def in_words(summary: Mapping[str, Tensor]) -> list[str]:
 
 def _tree(path: Path) -> Tree:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path)
     except OSError as error:
         raise FedsaddleError(f"{path}: {error.strerror}; give the site's TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedsaddleError(f"{path}: is not valid TOML: {error}") from None
 
 
 def _mistakes(tree: Tree) -> list[str]:

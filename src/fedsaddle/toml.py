@@ -36,8 +36,8 @@ def to_value(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's escapes are TOML's
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
+    if isinstance(value, int | float):  # Python writes no decimal number of thousands of digits
+        return hex(value) if isinstance(value, int) and value.bit_length() > 10_000 else repr(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(to_value, value))}]"
     if isinstance(value, dict):

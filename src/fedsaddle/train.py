@@ -39,10 +39,12 @@ from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.flat import FlatModel
 from fedsaddle.folder import Folder, differing, write_whole
+from fedsaddle.keys import first_line
 from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.participation import Full, Participation
 from fedsaddle.problem import ModelProblem, Problem, tree_map
 from fedsaddle.sampling import SAMPLINGS
+from fedsaddle.wire import tensors_of
 
 if TYPE_CHECKING:
     import pandas
@@ -442,14 +444,13 @@ class Run:
                 f"resume: {saved.round} rounds are done already, rounds must be more, got {self.rounds}"
             )
 
-        def here(tensor: Tensor) -> Tensor:
-            return tensor.to(clients.device)
-
-        clients.problem = replace(self._posed, **dict(saved.constants))
-        clients.remember(self.algorithm.memory(self._start(clients.problem), clients.problem))
-        clients.recall(tree_map(here, saved.clients))
-        clients.restore(saved.accounts)
-        self.state, self._fallback = tree_map(here, saved.state), data if self._guard else b""
+        try:
+            self._take_up(saved)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise FedsaddleError(
+                f"checkpoint: is none of this run ({type(error).__name__}: {first_line(error)})"
+            ) from error
+        self._fallback = data if self._guard else b""
         if self._resume:
             self._saved = saved.round
             self._records = clients.alone(
@@ -463,6 +464,26 @@ class Run:
             (found,) = self.look(saved.round, self.state.z.unsqueeze(0))
             self.by_client = found.evaluation.by_client if found.evaluation is not None else {}
         return saved.round
+
+    def _take_up(self, saved: Checkpoint) -> None:
+        """Put clients and state where a checkpoint says, if it has the form that this run gives them."""
+        clients = self.clients
+
+        def here(tensor: Tensor) -> Tensor:
+            return tensor.to(clients.device)
+
+        clients.problem = problem = replace(self._posed, **dict(saved.constants))
+        clients.remember(self.algorithm.memory(self._start(problem), problem))
+        clients.recall(tree_map(here, saved.clients))
+        clients.restore(saved.accounts)
+        self.state = tree_map(here, saved.state)
+        first = self.algorithm.init(self._start(problem), problem)
+        if type(self.state) is not type(first):
+            raise TypeError(f"the state is a {type(self.state).__name__}, not a {type(first).__name__}")
+        found = dict(tensors_of(self.state))
+        for path, tensor in tensors_of(first):
+            if path in found and (found[path].shape, found[path].dtype) != (tensor.shape, tensor.dtype):
+                raise ValueError(f"{path} is {found[path].dtype} {list(found[path].shape)}, not {list(tensor.shape)}")
 
     def _blamed(self, error: Diverged, before: Any, r: int) -> Diverged:
         """The error, or one that names the phase and the client: the round is computed again under watch."""

@@ -127,7 +127,7 @@ def unpack(data: bytes, classes: Classes, held: Held | None = None, keep: Keep |
 
     try:
         return made(structure)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, FedsaddleError):
             raise
         raise Garbled(f"wire: not a message ({type(error).__name__}: {error})") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import math
 import struct
 import tarfile
 import zipfile
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from fedsaddle.data.dataset import Raw
 from fedsaddle.errors import FedsaddleError, optional_import
+from fedsaddle.ingest import MAX_DENSE_BYTES, read_npz
 
 Array = npt.NDArray[Any]
 Paths = Mapping[str, Sequence[Path]]
@@ -25,7 +27,10 @@ BROKEN = (
     OSError,
     EOFError,
     ValueError,
-    KeyError,
+    LookupError,
+    ArithmeticError,
+    struct.error,
+    MemoryError,
     lzma.LZMAError,
     zipfile.BadZipFile,
     tarfile.TarError,
@@ -124,7 +129,7 @@ def image_npz(paths: Paths) -> Raw:
     """One or more .npz files a part with arrays `data` (uint8) and `labels`."""
     parts = {}
     for part, files in paths.items():
-        stored = [_npz(file, "data", "labels") for file in files]
+        stored = [read_npz(file, "data", "labels") for file in files]
         x, y = (np.concatenate(arrays) for arrays in zip(*stored, strict=True))
         parts[part] = (_channel_first(x), y.astype(np.int64))
     return Raw(parts)
@@ -140,7 +145,7 @@ def medmnist(paths: Paths, *, label: str | None = None, label_names: tuple[str, 
     parts = {}
     for part, files in paths.items():
         prefix = "val" if part == "valid" else part
-        x, y = _npz(files[0], f"{prefix}_images", f"{prefix}_labels")
+        x, y = read_npz(files[0], f"{prefix}_images", f"{prefix}_labels")
         y = y[:, label_names.index(label)] if label is not None else y.reshape(len(x))
         parts[part] = (_channel_first(x), y.astype(np.int64))
     return Raw(parts)
@@ -170,11 +175,6 @@ def cifar100_binary(paths: Paths) -> Raw:
     return Raw(parts, classes=tuple(inside["fine_label_names.txt"].decode().split()))
 
 
-def _npz(file: Path, *names: str) -> list[Array]:
-    with np.load(file, allow_pickle=False) as arrays:
-        return [arrays[name] for name in names]
-
-
 def _channel_first(images: Array) -> Array:
     """[n, h, w] or [n, h, w, 3] or [n, 3, h, w] as [n, channels, h, w]."""
     if images.ndim == 3:
@@ -184,12 +184,14 @@ def _channel_first(images: Array) -> Array:
 
 def _idx_array(file: Path) -> Array:
     with gzip.open(file) as stream:
-        content = stream.read()
-    zero, kind, n_axes = struct.unpack(">HBB", content[:4])
-    if zero != 0 or kind != 8:
-        raise ValueError("not an idx file of bytes")
-    shape = struct.unpack(f">{n_axes}I", content[4 : 4 + 4 * n_axes])
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * n_axes).reshape(shape)
+        zero, kind, n_axes = struct.unpack(">HBB", stream.read(4))
+        if zero != 0 or kind != 8:
+            raise ValueError("not an idx file of bytes")
+        shape = struct.unpack(f">{n_axes}I", stream.read(4 * n_axes))
+        size = math.prod(shape)
+        if size > MAX_DENSE_BYTES:
+            raise ValueError(f"{size} bytes are more than {MAX_DENSE_BYTES}")
+        return np.frombuffer(stream.read(size + 1), np.uint8).reshape(shape)
 
 
 def _members(file: Path, names: Sequence[str]) -> dict[str, bytes]:

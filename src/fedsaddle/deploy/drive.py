@@ -26,7 +26,7 @@ from fedsaddle.engines.flower import Ask, Deployment, Post
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.folder import write_whole
-from fedsaddle.sites import agree
+from fedsaddle.sites import accepted, agree
 from fedsaddle.train import Run, train
 from fedsaddle.wire import pack, unpack
 
@@ -72,10 +72,18 @@ def resume(folder: Path, progress: bool | None = None) -> Run:
         raise FedsaddleError(f"{folder}: the run has ended; there is nothing to resume")
     config = load(folder / "config.toml")
     home = home_of(config)
-    name, stored = unpack((folder / AGREED).read_bytes(), {})
+    name, summaries = _agreed(folder / AGREED)
     with superlink(home), flower_run(home) as grid:
         post = Post(grid, home.public_keys())
-        return _train(config, post, name, [dict(s) for s in stored], folder, progress, resume=True).finish()
+        return _train(config, post, name, summaries, folder, progress, resume=True).finish()
+
+
+def _agreed(file: Path) -> tuple[str, list[Summary]]:
+    try:
+        name, stored = unpack(file.read_bytes(), {})
+        return name, [accepted(s) for s in stored]
+    except (TypeError, ValueError) as error:
+        raise FedsaddleError(f"{file}: is not what the sites agreed on ({error}); start a new run") from error
 
 
 def home_of(config: Config) -> Home:
@@ -136,7 +144,7 @@ def _summary(name: str | None, reply: Reply) -> Summary:
         raise FedsaddleError(
             f"has fedsaddle {reply.head.get('fedsaddle')}, the server {__version__}; install the same"
         )
-    return dict(unpack(reply.body, {}))
+    return accepted(unpack(reply.body, {}))
 
 
 def _train(

@@ -17,7 +17,6 @@ import ipaddress
 import os
 import re
 import secrets
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,6 +30,7 @@ from cryptography.x509.oid import NameOID
 
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.keys import checked, keys_of
+from fedsaddle.parse import read_toml
 from fedsaddle.toml import to_toml
 
 VALID_DAYS = 3 * 365
@@ -67,7 +67,7 @@ class Home:
             raise FedsaddleError(
                 f"{self.folder}: is no federation (no federation.toml); try: fedsaddle deploy init"
             )
-        return Manifest(**checked(_toml(path), keys_of(Manifest), f"{path}: ", "federation.toml"))
+        return Manifest(**checked(read_toml(path), keys_of(Manifest), f"{path}: ", "federation.toml"))
 
     @property
     def server(self) -> Path:
@@ -121,7 +121,7 @@ class LinkFile:
     def load(path: Path) -> LinkFile:
         if not path.is_file():
             raise FedsaddleError(f"{path} is not there: the federation's operator sends it with site.toml")
-        file = LinkFile(**checked(_toml(path), keys_of(LinkFile), f"{path}: ", "link.toml"))
+        file = LinkFile(**checked(read_toml(path), keys_of(LinkFile), f"{path}: ", "link.toml"))
         if not _ADDRESS.fullmatch(file.address):
             raise FedsaddleError(f"{path}: address must be host:port, got {file.address!r}")
         return replace(file, certificate=str(path.parent / file.certificate), key=str(path.parent / file.key))
@@ -251,13 +251,6 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _private(path: Path, data: bytes) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedsaddleError(f"{path}: is not valid TOML: {error}") from None
 
 
 _RUN = """\

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, RecordDict
 
+from fedsaddle.parse import from_json
 from fedsaddle.wire import Garbled
 
 Head = dict[str, Any]
@@ -76,7 +77,7 @@ class Reply(NamedTuple):
 def _opened(content: RecordDict, name: str, key: str = "body") -> tuple[Head, bytes]:
     try:
         record = content[name]
-        head, body = json.loads(str(record.get("head", "{}"))), record.get(key, b"")
+        head, body = from_json(str(record.get("head", "{}"))), record.get(key, b"")
         if not isinstance(head, dict) or not isinstance(body, bytes):
             raise ValueError("a record is a head and bytes")
         return head, body
