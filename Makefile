@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
 	$(BIN)/python -m pip install -q
 
-.PHONY: demo test lint types check clean
+.PHONY: demo test lint types check audit clean
 .NOTPARALLEL: # one virtual environment, one pip at a time
 .DELETE_ON_ERROR: # a half-made environment is made again
 
@@ -24,6 +24,9 @@ types: .venv/.dev
 	$(BIN)/mypy
 
 check: lint types test
+
+audit: .venv/.dev # known vulnerabilities of the pinned packages; needs a registry that answers, so no other target calls it
+	$(BIN)/python -m pip install -q pip-audit && $(BIN)/python -m pip_audit -r constraints.txt --no-deps --disable-pip
 
 clean: # back to a clean clone; runs/ is left alone
 	rm -rf .venv demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -63,7 +63,9 @@ def soak(clients: int, cohort: int, rounds: int, out: Path) -> dict[str, object]
         "growth_mib": round(resident[rounds] - resident[WARM], 1),
         "new_clients": worked[rounds] - worked[WARM],
         "their_memory_mib": round((worked[rounds] - worked[WARM]) * numbers * 4 / 2**20, 1),
-        "their_names_mib": round(sum(sys.getsizeof(w) + sum(map(sys.getsizeof, w)) for w in named) / 2**20, 1),
+        "their_names_mib": round(
+            sum(sys.getsizeof(w) + sum(map(sys.getsizeof, w)) for w in named) / 2**20, 1
+        ),
         "resident_mib": resident,
     }
 
@@ -81,8 +83,8 @@ def main() -> None:
         found = soak(args.clients, args.cohort, args.rounds, Path(folder) / "run")
     print(
         f"{found['rounds']} rounds in {found['seconds']} s: peak {found['peak_mib']} MiB; from round {WARM} to the end "
-        f"{found['growth_mib']:+} MiB; the memory of {found['new_clients']:,} new clients is {found['their_memory_mib']} MiB, "
-        f"the participants named in records {found['their_names_mib']} MiB"
+        f"{found['growth_mib']:+} MiB; the memory of {found['new_clients']:,} new clients is {found['their_memory_mib']} "
+        f"MiB, the participants named in records {found['their_names_mib']} MiB"
     )
     if args.json:
         Path(args.json).write_text(json.dumps(found, indent=1) + "\n")

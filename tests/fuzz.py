@@ -61,7 +61,7 @@ from fedsaddle.journal import Journal
 from fedsaddle.participation import PARTICIPATION
 from fedsaddle.partitions import PARTITIONS, TRANSFORMS
 from fedsaddle.problems import PROBLEMS
-from fedsaddle.schema import NAMED, keys
+from fedsaddle.schema import keys
 from fedsaddle.toml import to_toml
 from fedsaddle.train import train
 from fedsaddle.wire import classes_of, pack, unpack
@@ -97,8 +97,33 @@ class Long:
 
 HUGE = (2**31, 2**40, 10**12, 2**63 - 1, 2**63, 10**400)
 ODD_NUMBERS = (0, 1, -1, 2, 7, 0.5, 1e-320, 1e308, float("nan"), float("inf"), -float("inf"), True, *HUGE)
-ODD_TEXTS = ("", "none", "x", "nan", "\x00", "a\nb", "\u202eé漢", "%s{0}", "a" * 5000, "../../x", "*", "cuda", "mlp")
-ODD = (*ODD_NUMBERS, *ODD_TEXTS, [], [[]], [1, "a"], {}, {"a": {"b": 1}}, Deep(50), Long(), datetime.date(2020, 1, 1))
+ODD_TEXTS = (
+    "",
+    "none",
+    "x",
+    "nan",
+    "\x00",
+    "a\nb",
+    "\u202eé漢",
+    "%s{0}",
+    "a" * 5000,
+    "../../x",
+    "*",
+    "cuda",
+    "mlp",
+)
+ODD = (
+    *ODD_NUMBERS,
+    *ODD_TEXTS,
+    [],
+    [[]],
+    [1, "a"],
+    {},
+    {"a": {"b": 1}},
+    Deep(50),
+    Long(),
+    datetime.date(2020, 1, 1),
+)
 odd = st.one_of(
     st.sampled_from(ODD),
     st.integers(-3, 60),
@@ -117,6 +142,8 @@ def plain(value: Any, json: bool = False) -> Any:
     """A value as Python, TOML and JSON have it."""
     if isinstance(value, Long):
         return 10**400 if json else 16**5000
+    if json and isinstance(value, datetime.date):
+        return str(value)
     if isinstance(value, Deep):
         made: Any = 1
         for _ in range(value.levels):
@@ -131,14 +158,20 @@ def written(value: Any) -> str:
 
 
 # trees: change, remove or add at a place among all places of the tree
-tree_edits = st.lists(st.tuples(st.sampled_from(["put", "put", "put", "drop", "add"]), spots, odd), max_size=4)
+tree_edits = st.lists(
+    st.tuples(st.sampled_from(["put", "put", "put", "drop", "add"]), spots, odd), max_size=4
+)
 
 
 def places(tree: Any) -> list[tuple[Any, Any]]:
     """Every (container, key) below a tree."""
     found: list[tuple[Any, Any]] = []
     pairs = (
-        list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree)) if isinstance(tree, list) else []
+        list(tree.items())
+        if isinstance(tree, dict)
+        else list(enumerate(tree))
+        if isinstance(tree, list)
+        else []
     )
     for key, value in pairs:
         found += [(tree, key), *places(value)]
@@ -164,7 +197,8 @@ def edited(tree: Any, edits: Sequence[tuple[str, int, Any]], json: bool = False)
 # bytes: overwrite, insert, remove, repeat
 TOKENS = (
     b"\x00", b"\xff", b"\n", b"\r\n", b",", b";", b'"', b"'", b"\t", b":", b"#", b"[", b"{", b"1e999", b"-", b"nan", b"NaN",
-    b"inf", b"999999999999:1", b"1000000000:1", b"-1", b"0x" + b"f" * 5000, b"9" * 5000, b"\xef\xbb\xbf", b"\xf0\x9f\x98\x80", b"qid:1", b"[" * DEEP,
+    b"inf", b"999999999999:1", b"1000000000:1", b"-1", b"0x" + b"f" * 5000, b"9" * 5000, b"\xef\xbb\xbf", b"\xf0\x9f\x98\x80",
+    b"qid:1", b"[" * DEEP,
     b'{"a":' * 20_000, b"null", b"a=" + b"[" * 2000,
 )  # fmt: skip
 byte_edits = st.lists(
@@ -288,7 +322,12 @@ def run(case: Case, folder: Path) -> None:
     _site_files(folder)
     tree = config_tree(case)
     for box, key in places(tree):
-        if isinstance(box[key], int) and not isinstance(box[key], bool) and box[key] > 4 and key in (*_LONG, *_counts(box)):
+        if (
+            isinstance(box[key], int)
+            and not isinstance(box[key], bool)
+            and box[key] > 4
+            and key in (*_LONG, *_counts(box))
+        ):
             box[key] = 2
     try:
         text = to_toml(tree)
@@ -306,7 +345,11 @@ def run(case: Case, folder: Path) -> None:
 
 def _counts(box: Any) -> list[str]:
     """Keys of algorithms that say how often something is done."""
-    return [k for k in box if k.endswith(("steps", "rounds", "epochs", "iterations"))] if isinstance(box, dict) else []
+    return (
+        [k for k in box if k.endswith(("steps", "rounds", "epochs", "iterations"))]
+        if isinstance(box, dict)
+        else []
+    )
 
 
 toml_cases = st.tuples(st.sampled_from(list(CONFIGS)), byte_edits)
@@ -321,14 +364,17 @@ def toml(case: Case, folder: Path) -> None:
 
 
 _KEYS = ("name", "data", "data.name", "data.clients", "algorithm.lr", "train.rounds", "train.batch_size", "transform.0.name",
-         "participation.name", "train.device", "a.b.c", "", ".", "data..x", "algorithm", "sweep.metric", "data.name.x")  # fmt: skip
+         "participation.name", "train.device", "a.b.c", "", ".", "data..x", "algorithm", "sweep.metric",
+         "data.name.x")  # fmt: skip
 set_cases = st.tuples(
     st.lists(
         st.one_of(
             st.tuples(st.sampled_from(_KEYS), odd.map(written)).map("=".join),
             st.tuples(st.sampled_from(_KEYS), st.text(max_size=8)).map("=".join),
             st.text(max_size=12),
-            st.sampled_from(["algorithm.lr=" + "[" * 5000, "train.rounds=0x" + "f" * 5000, "algorithm.lr=1\nx=2"]),
+            st.sampled_from(
+                ["algorithm.lr=" + "[" * 5000, "train.rounds=0x" + "f" * 5000, "algorithm.lr=1\nx=2"]
+            ),
         ),
         min_size=1,
         max_size=3,
@@ -376,7 +422,9 @@ def libsvm(case: Case, folder: Path) -> None:
     _data(folder, "svm", spoiled(LIBSVM, edits), LIBSVM, as_site, {})
 
 
-csv_cases = st.tuples(byte_edits, st.sampled_from([",", ";", "\t", " ", '"', "\x00", ",,", ""]), st.booleans())
+csv_cases = st.tuples(
+    byte_edits, st.sampled_from([",", ";", "\t", " ", '"', "\x00", ",,", ""]), st.booleans()
+)
 
 
 def csv(case: Case, folder: Path) -> None:
@@ -384,7 +432,14 @@ def csv(case: Case, folder: Path) -> None:
     edits, sep, as_site = case
     mark = sep.encode() if len(sep) == 1 and sep not in '"\x00' else b","
     text = CSV.replace(b",", mark)
-    _data(folder, "csv", spoiled(text, edits), text, as_site, {"label": "died", "drop": ["hospital"], "sep": sep})
+    _data(
+        folder,
+        "csv",
+        spoiled(text, edits),
+        text,
+        as_site,
+        {"label": "died", "drop": ["hospital"], "sep": sep},
+    )
 
 
 class Array(NamedTuple):
@@ -397,22 +452,52 @@ class Array(NamedTuple):
 
     def bytes(self) -> bytes:
         text = repr({"descr": self.dtype, "fortran_order": False, "shape": self.shape}).encode()
-        head = b"\x93NUMPY" + bytes([self.version, 0]) + len(text).to_bytes(2 if self.version == 1 else 4, "little")
+        head = (
+            b"\x93NUMPY"
+            + bytes([self.version, 0])
+            + len(text).to_bytes(2 if self.version == 1 else 4, "little")
+        )
         return head + text + self.data
 
 
 _shapes = st.one_of(
-    st.sampled_from([(12,), (4, 3), (12, 1), (), (0,), (0, 3), (10**12,), (2**63, 2), (-1,), (12, 10**9), (2, 2, 2, 1), (2**29,)]),
+    st.sampled_from([(12,), (4, 3), (12, 1), (), (0,), (0, 3), (10**12,), (2**63, 2), (-1,), (12, 10**9),
+                     (2, 2, 2, 1), (2**29,)]),
     st.lists(st.integers(-2, 13), max_size=4).map(tuple),
 )  # fmt: skip
 _dtypes = st.sampled_from(
-    ["<f8", "<f4", "<f2", "<i8", "|u1", "|b1", "|O", "<U4", "|S3", "<c16", "<M8[ns]", "<u4", ">f8", "|V8", "<f16", "no"]
+    [
+        "<f8",
+        "<f4",
+        "<f2",
+        "<i8",
+        "|u1",
+        "|b1",
+        "|O",
+        "<U4",
+        "|S3",
+        "<c16",
+        "<M8[ns]",
+        "<u4",
+        ">f8",
+        "|V8",
+        "<f16",
+        "no",
+    ]
 )
 arrays = st.builds(
-    Array, _shapes, _dtypes, st.sampled_from([b"\x00" * 96, b"", b"\xff" * 200, bytes(1 << 16)]), st.sampled_from([1, 2, 3, 9])
+    Array,
+    _shapes,
+    _dtypes,
+    st.sampled_from([b"\x00" * 96, b"", b"\xff" * 200, bytes(1 << 16)]),
+    st.sampled_from([1, 2, 3, 9]),
 )
 npz_cases = st.tuples(
-    st.one_of(st.none(), arrays), st.one_of(st.none(), arrays), byte_edits, st.sampled_from([0, 0, 0, 1]), st.booleans()
+    st.one_of(st.none(), arrays),
+    st.one_of(st.none(), arrays),
+    byte_edits,
+    st.sampled_from([0, 0, 0, 1]),
+    st.booleans(),
 )
 
 
@@ -470,7 +555,9 @@ def _data(folder: Path, ending: str, bad: bytes, good: bytes, as_site: bool, opt
         read_files([folder / f"good.{ending}", folder / f"bad.{ending}"], options.get("label"), options.get("drop", ()),
                    options.get("sep", ","))  # fmt: skip
         options = {"label": None} | options
-        Federation.from_files([folder / f"good.{ending}", folder / f"bad.{ending}"], **options).scaled("standard")
+        Federation.from_files([folder / f"good.{ending}", folder / f"bad.{ending}"], **options).scaled(
+            "standard"
+        )
 
 
 SITE = {
@@ -509,7 +596,11 @@ def site(case: Case, folder: Path) -> None:
     (folder / "site.toml").write_bytes(text)
     for name, good, reader in (
         ("federation.toml", b'address = "localhost:1"\nsites = ["a", "b"]\n', lambda: Home(folder).manifest),
-        ("link.toml", b'address = "localhost:1"\ninterval = 2.0\n', lambda: LinkFile.load(folder / "link.toml")),
+        (
+            "link.toml",
+            b'address = "localhost:1"\ninterval = 2.0\n',
+            lambda: LinkFile.load(folder / "link.toml"),
+        ),
     ):
         (folder / name).write_bytes(spoiled(good, bytes_))
         with contextlib.suppress(FedsaddleError):
@@ -553,14 +644,18 @@ def catalogue(case: Case, folder: Path) -> None:
         else:
             stream = io.BytesIO()
             with tarfile.open(fileobj=stream, mode="w") as tar:
-                for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin", "batches.meta.txt"):
+                for name in (
+                    *(f"data_batch_{i}.bin" for i in range(1, 6)),
+                    "test_batch.bin",
+                    "batches.meta.txt",
+                ):
                     info = tarfile.TarInfo(f"x/{name}")
                     info.size = 3073
                     tar.addfile(info, io.BytesIO(bytes(3073)))
             file.write_bytes(spoiled(stream.getvalue(), edits))
             formats.cifar10_binary({"train": [file]})
     except formats.BROKEN as error:
-        raise FedsaddleError(" ".join(str(error).split())) from error
+        raise FedsaddleError(f"{type(error).__name__}: {error}") from error
 
 
 # ---------------------------------------------------------------------------------- checkpoints and run folders
@@ -569,10 +664,17 @@ wire_edits = st.one_of(
     st.tuples(st.just("bytes"), byte_edits),
     st.tuples(st.just("tree"), tree_edits),
     st.tuples(st.just("deep"), st.sampled_from([10, 300, 2000, DEEP])),
-    st.tuples(st.just("class"), st.sampled_from(["builtins:tuple", "os:system", "fedsaddle.clients:Draw", ""])),
+    st.tuples(
+        st.just("class"), st.sampled_from(["builtins:tuple", "os:system", "fedsaddle.clients:Draw", ""])
+    ),
     st.tuples(
         st.just("tensor"),
-        st.tuples(spots, st.sampled_from(["wider", "longer", "empty", "whole", "half", "double", "nan", "negative", "flat", "gone"])),
+        st.tuples(
+            spots,
+            st.sampled_from(
+                ["wider", "longer", "empty", "whole", "half", "double", "nan", "negative", "flat", "gone"]
+            ),
+        ),
     ),
 )
 
@@ -654,7 +756,9 @@ def checkpoint(case: Case, folder: Path) -> None:
 
 
 records_cases = st.tuples(
-    st.sampled_from(["history.jsonl", "seconds.jsonl", "checkpoint/index.json", "result.json", "config.toml"]),
+    st.sampled_from(
+        ["history.jsonl", "seconds.jsonl", "checkpoint/index.json", "result.json", "config.toml"]
+    ),
     st.one_of(byte_edits, tree_edits),
 )
 
@@ -701,7 +805,10 @@ def _through(place: Path) -> None:
 
 
 JOURNAL = b"".join(
-    json.dumps({"config": f"a = {i}\n", "metrics": {"auc": 0.5}, "curves": {"round": [0], "auc": [0.5]}}).encode() + b"\n"
+    json.dumps(
+        {"config": f"a = {i}\n", "metrics": {"auc": 0.5}, "curves": {"round": [0], "auc": [0.5]}}
+    ).encode()
+    + b"\n"
     for i in range(3)
 )
 journal_cases = st.tuples(byte_edits)
@@ -734,7 +841,10 @@ def _setup() -> Any:
 
 head_edits = tree_edits
 message_cases = st.tuples(
-    spots, st.one_of(st.none(), wire_edits), st.one_of(st.none(), head_edits), st.sampled_from(["own", "shared", "session"])
+    spots,
+    st.one_of(st.none(), wire_edits),
+    st.one_of(st.none(), head_edits),
+    st.sampled_from(["own", "shared", "session"]),
 )
 
 
@@ -853,7 +963,7 @@ class Target(NamedTuple):
 TARGETS: dict[str, Target] = {
     "config": Target(config_cases, config, 0.1),
     "run": Target(config_cases, run, 0.03),
-    "toml": Target(toml_cases, toml, 0.05),
+    "toml": Target(toml_cases, toml, 0.02),
     "set": Target(set_cases, assignments, 0.08),
     "sweep": Target(sweep_cases, sweep, 0.06),
     "libsvm": Target(libsvm_cases, libsvm, 0.1),
@@ -861,12 +971,14 @@ TARGETS: dict[str, Target] = {
     "npz": Target(npz_cases, npz, 0.1, _bomb),
     "site": Target(site_cases, site, 0.05),
     "catalogue": Target(catalogue_cases, catalogue, 0.06),
-    "wire": Target(wire_cases, wire, 0.16),
-    "checkpoint": Target(checkpoint_cases, checkpoint, 0.03, lambda: (_finished("quadratic"), _finished("generated"))),
-    "records": Target(records_cases, records, 0.03, lambda: _finished("quadratic")),
+    "wire": Target(wire_cases, wire, 0.21),
+    "checkpoint": Target(
+        checkpoint_cases, checkpoint, 0.03, lambda: (_finished("quadratic"), _finished("generated"))
+    ),
+    "records": Target(records_cases, records, 0.01, lambda: _finished("quadratic")),
     "journal": Target(journal_cases, journal, 0.04),
-    "message": Target(message_cases, message, 0.02, _asked),
-    "server": Target(server_cases, server, 0.01),
+    "message": Target(message_cases, message, 0.012, _asked),
+    "server": Target(server_cases, server, 0.008),
     "summary": Target(summary_cases, summary, 0.04, _summaries),
 }
 
@@ -886,7 +998,11 @@ class Found(NamedTuple):
 
 def attempt(target: Target, case: Case) -> str:
     """Try a case; the words of the refusal, "" if there is none. Raises whatever should not have happened."""
-    with tempfile.TemporaryDirectory(prefix="fedsaddle-fuzz-") as folder, _limits(), warnings.catch_warnings():
+    with (
+        tempfile.TemporaryDirectory(prefix="fedsaddle-fuzz-") as folder,
+        _limits(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         try:
             target.try_(case, Path(folder))

@@ -27,6 +27,7 @@ IntArray = npt.NDArray[np.int64]
 MAX_DENSE_BYTES = 8 * 2**30  # more is never made of a sparse matrix or of a packed file
 SMALL_BYTES = 2**28  # of more than this there must be something to read:
 MOST_EMPTY = 1000  # at most so many times the bytes that it is read from
+MAX_TWINS = 1000  # columns of one name
 REGRESSION_LEVELS = 20  # float labels with more distinct fractions than this are a regression target
 IMPUTE = "drop or impute it before building the federation"
 
@@ -92,7 +93,13 @@ def as_tensor(value: Any, name: str) -> Tensor:
         if hasattr(value, "toarray") and hasattr(value, "nnz"):  # scipy sparse
             n_bytes = math.prod(value.shape) * value.dtype.itemsize
             remedy = "drop columns or reduce them with sklearn's TruncatedSVD"
-            check_bytes(f"{name} is sparse and takes", n_bytes, 16 * value.nnz, f" when dense, {value.shape[1]} columns wide", remedy)
+            check_bytes(
+                f"{name} is sparse and takes",
+                n_bytes,
+                16 * value.nnz,
+                f" when dense, {value.shape[1]} columns wide",
+                remedy,
+            )
             value = value.toarray()
         try:
             array = np.asarray(value)
@@ -107,6 +114,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
             array = array.astype(np.int64)
         if array.dtype.kind == "f" and array.dtype.itemsize not in (2, 4, 8):
             array = array.astype(np.float64)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
         tensor = torch.from_numpy(np.require(array, requirements=["C", "W", "A"]))
     if tensor.ndim == 0 or len(tensor) == 0:
         raise FedsaddleError(f"{name} has no rows: give one row a sample")
@@ -458,7 +466,13 @@ def read_frame(file: Path, sep: str = ",") -> Any:
         raise FedsaddleError(f"sep must be one character, got {sep!r}")
     pandas = optional_import("pandas", f"{kind} files")
     with _reading(file, kind):
-        frame = pandas.read_csv(file, sep=sep) if kind == "csv" else pandas.read_parquet(file)
+        if kind == "csv":
+            names = pandas.read_csv(file, sep=sep, header=None, nrows=1, dtype=str).iloc[0].value_counts()
+            if len(names) and names.iloc[0] > MAX_TWINS:  # pandas would number them, in quadratic time
+                raise ValueError(f"{names.iloc[0]} columns are called {str(names.index[0])[:40]!r}")
+            frame = pandas.read_csv(file, sep=sep)
+        else:
+            frame = pandas.read_parquet(file)
     if len(frame) == 0:
         raise FedsaddleError(f"{file} has no rows: remove it from the federation")
     return frame
@@ -505,7 +519,9 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
             raise ValueError(f"{member.filename} holds Python objects, which are never unpickled")
         size = math.prod(shape) * dtype.itemsize
         if min(shape, default=0) < 0 or size > member.file_size:
-            raise ValueError(f"{member.filename} says that it has shape {shape}, and is {member.file_size} bytes long")
+            raise ValueError(
+                f"{member.filename} says that it has shape {shape}, and is {member.file_size} bytes long"
+            )
         array = np.frombuffer(stream.read(size), dtype).copy()
         return array.reshape(shape, order="F" if columnwise else "C")
 
@@ -617,7 +633,9 @@ def _aligned(files: list[Path], tables: list[_Table]) -> list[Array]:
     if all(file_format(file) == "libsvm" for file in files):
         width = max(x.shape[1] for x in xs)  # a file that never uses the last features looks narrower
         wanted, there = (sum(n) for n in zip(*((8 * len(x) * width, x.nbytes) for x in xs), strict=True))
-        check_bytes(f"{width} features take", wanted, there, " in all files", "correct the largest feature number")
+        check_bytes(
+            f"{width} features take", wanted, there, " in all files", "correct the largest feature number"
+        )
         xs = [np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in xs]
     for i, (file, (_, _, own)) in enumerate(zip(files, tables, strict=True)):
         remedy = "give all the same columns"

@@ -1,5 +1,5 @@
-"""Text from outside as trees. Whatever is wrong with it is a ValueError: also numbers of too many digits, and nesting so deep
-that a parser gives up.
+"""Text from outside as trees. Whatever is wrong with it is a ValueError: also numbers of too many digits, and nesting that
+is too deep for a parser.
 """
 
 from __future__ import annotations

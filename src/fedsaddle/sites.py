@@ -105,9 +105,15 @@ class DataFile:
 
 
 _HEAD = {
-    "site": Key(str), "kind": Key(str), "shape": Key(list[int]), "columns": Key(list[str]),
-    "categories": Key(dict[str, list[str]]), "labels": Key(list[str] | None), "positive": Key(list[str] | None),
-    "classes": Key(list[str] | None), "scale": keys_of(DataFile)["scale"],
+    "site": Key(str),
+    "kind": Key(str),
+    "shape": Key(list[int]),
+    "columns": Key(list[str]),
+    "categories": Key(dict[str, list[str]]),
+    "labels": Key(list[str] | None),
+    "positive": Key(list[str] | None),
+    "classes": Key(list[str] | None),
+    "scale": keys_of(DataFile)["scale"],
 }  # fmt: skip; of a summary
 
 
@@ -196,10 +202,10 @@ class Site:
             if getattr(self.data, name):
                 raise FedsaddleError(f"data.{name}: {self.file.name} has no named columns; leave it out")
         x, y = ingest.read_images(self.file) if self.file.is_dir() else ingest.read_arrays(self.file)
-        x, y = x[:, None] if x.ndim == 1 else x, ingest.column(y, "y")
+        x, y = ingest.as_tensor(x, f"{self.file.name}: x").numpy(), ingest.column(y, "y")
+        x = x[:, None] if x.ndim == 1 else x
         with ingest.located(self.file):
             ingest.same_length({"x": torch.empty(len(x)), "y": torch.empty(len(y))})
-            x = ingest.as_tensor(x, "x").numpy()
             ingest.check_finite(torch.from_numpy(x), "x", ())
             ingest.check_present(y, "y")
         return Rows(x, y, (), {}, _parts(x, {}, None, self.data))
@@ -396,11 +402,18 @@ def accepted(tree: Any) -> Message:
             if v.dtype != torch.float64 or list(v.shape) != [length] or not v.isfinite().all():
                 raise ValueError(f"{name} must be {length} finite numbers")
         rows = [*summary["n"].tolist(), *summary["labels"].tolist()]
-        if not 1 <= rows[0] <= MAX_ROWS or summary["size"] < 1 or min(rows) < 0 or sum(rows[1:]) not in (0, rows[0]):
+        if (
+            not 1 <= rows[0] <= MAX_ROWS
+            or summary["size"] < 1
+            or min(rows) < 0
+            or sum(rows[1:]) not in (0, rows[0])
+        ):
             raise ValueError(f"{rows[0]:g} rows, of its labels {rows[1:]}")
         if columns and (len(columns) != shape[0] or len(set(columns)) < len(columns)):
             raise ValueError(f"{len(columns)} names of {shape[0]} columns")
-        if labels is not None and (len(set(labels)) < len(labels) or not set(labels) <= set(head["classes"] or labels)):
+        if labels is not None and (
+            len(set(labels)) < len(labels) or not set(labels) <= set(head["classes"] or labels)
+        ):
             raise ValueError("labels that are not among its classes, or twice")
         return summary
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:

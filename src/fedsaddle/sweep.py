@@ -65,6 +65,7 @@ _OPTIONS = {
     "random": Key(int, None), "seed": Key(int, 0), "grid": Key(str, None), "together": Key(int, TOGETHER),
     "tradeoff": Key(str, None), "also": Key(list[dict[str, Any]], None),
 }  # fmt: skip
+MAX_RUNS = 100_000  # all are checked, and kept in mind, before the first starts
 # measures of the optimisation itself, which say nothing of generalisation and need no validation data
 _OPTIMISATION = ("distance", "field_norm", "grad_phi", "grad_norm", "phi", "loss", "robust_loss")
 _BOOKKEEPING = (
@@ -123,10 +124,15 @@ def random_points(space: Space, n: int, seed: int) -> list[Point]:
     """n distinct random points, or all where there are no more; more points begin with the same ones."""
     lists = [v for v in space.values() if isinstance(v, list)]
     if len(lists) == len(space):
-        n = min(n, len(_distinct(grid_points({k: v for k, v in space.items() if isinstance(v, list)}))))
+        n = min(n, math.prod(len({to_value(v) for v in values}) for values in lists))
     rng = random.Random(seed)
     drawn: dict[str, Point] = {}
+    tries = 0
     while len(drawn) < n:
+        if (tries := tries + 1) > 1000 + 100 * n:  # to four digits, a narrow range has few numbers
+            raise FedsaddleError(
+                f"sweep.random: there are only about {len(drawn)} different points, got {n}; ask for fewer"
+            )
         u = {key: rng.random() for key in space}
         point = {k: v.at(u[k]) if isinstance(v, Range) else v[int(u[k] * len(v))] for k, v in space.items()}
         drawn.setdefault(to_toml(point), point)
@@ -239,6 +245,11 @@ def plan(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Plan:
             f"choose valid_{metric.removeprefix('train_')}, or set sweep.allow_test = true"
         )
     n = options["random"]
+    most = math.prod(len(v) for v in space.values() if isinstance(v, list)) if n is None else n
+    if most * len(options["seeds"] or [0]) > MAX_RUNS:
+        raise FedsaddleError(
+            f"sweep: must have at most {MAX_RUNS} runs, got {quoted(most)} points; set sweep.random"
+        )
     if n is not None:
         points = random_points(space, n, options["seed"])
     else:

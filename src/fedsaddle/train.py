@@ -483,7 +483,9 @@ class Run:
         found = dict(tensors_of(self.state))
         for path, tensor in tensors_of(first):
             if path in found and (found[path].shape, found[path].dtype) != (tensor.shape, tensor.dtype):
-                raise ValueError(f"{path} is {found[path].dtype} {list(found[path].shape)}, not {list(tensor.shape)}")
+                raise ValueError(
+                    f"{path} is {found[path].dtype} {list(found[path].shape)}, not {list(tensor.shape)}"
+                )
 
     def _blamed(self, error: Diverged, before: Any, r: int) -> Diverged:
         """The error, or one that names the phase and the client: the round is computed again under watch."""

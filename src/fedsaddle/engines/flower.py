@@ -43,12 +43,14 @@ from fedsaddle.engines.simulation import clamped
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.histograms import auc_from_histograms, edges
+from fedsaddle.keys import first_line
 from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.participation import Draw, Participation
 from fedsaddle.problem import Problem, tree_map
 from fedsaddle.wire import Classes, Garbled, classes_of, pack, signature, tensors_of, unpack
 
 _AUC_TARGET = 1e-3  # how far the AUC over all sites may be off
+_MOST_SCORES = 1e12  # of one class at a site, that are believed
 
 Ask = Callable[[bool], Request]  # whether to send what the site should hold already -> the message
 Check = Callable[[int, Reply], Any]  # raises Missing, or a FedsaddleError whose reply is then left out
@@ -424,7 +426,14 @@ class Flower(Clients):
             return lambda full: self._request(i, head | {"client": i}, b"", shared, full or self._forgets(i))
 
         def check(i: int, reply: Reply) -> tuple[Any, Head]:
-            return self._checked(i, reply, head | {"round": self.round}, {}), reply.head
+            tree = self._checked(i, reply, head | {"round": self.round}, {})
+            try:
+                _check_measured(tree, reply.head, message[2])
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                raise FedsaddleError(
+                    f"its answer is refused: no measurement ({first_line(error)})"
+                ) from error
+            return tree, reply.head
 
         everyone = range(self.n_clients) if who is None else who
         answers = self._post.ask({i: ask(i) for i in everyone}, self._deployment.timeout, check, enough=1)
@@ -450,6 +459,28 @@ def _check_finite(tree: Any) -> None:
             raise FedsaddleError(
                 f"its answer is refused: {path or 'it'} has {bad} of {tensor.numel()} numbers that are not finite"
             )
+
+
+def _check_measured(tree: Any, head: Head, cuts: Sequence[Tensor] | None) -> None:
+    """Refuse what is no sketch of scores on each split or, after the cuts, no counts between them."""
+    for name in ("values", "sizes"):
+        if not all(type(v) in (int, float) and math.isfinite(v) for v in head.get(name, {}).values()):
+            raise ValueError(f"{name} must be finite numbers")
+    for k, (split, part) in enumerate(zip(SPLITS, tree, strict=True)):
+        if part is None:
+            continue
+        if cuts is not None:
+            if list(part.shape) != [3, 2 * len(cuts[k]) + 1] or not (part >= 0).all() or not part[2, 0] == 1:
+                raise ValueError(f"counts of {split} must be those between its {len(cuts[k])} cuts")
+            continue
+        own = dict(part)
+        sizes = [len(own["negative"]), len(own["positive"])]
+        if not (own["size"] >= torch.tensor(sizes)).all() or not (own["size"] <= _MOST_SCORES).all():
+            raise ValueError(f"sizes of {split} must be two numbers of scores")
+        if any(v.ndim != 1 or v.dtype != torch.float64 or v.isnan().any() for v in own.values()):
+            raise ValueError(f"quantiles of {split} must be rows of numbers")
+        if max(sizes) > 2 / _AUC_TARGET:
+            raise ValueError(f"{max(sizes)} quantiles of {split} are more than were asked for")
 
 
 def _odd_ones(replies: Mapping[int, tuple[Any, bool]], work: Work) -> dict[int, str]:
@@ -478,7 +509,8 @@ def _together(values: dict[str, float], heads: Mapping[int, Head], n: int) -> Ev
             by_client[name] = [measured.get(i, {}).get(f"{name}_clients", math.nan) for i in range(n)]
             values |= metrics.spread(by_client[name], name)
     for name, split in (("accuracy", "test"), ("valid_accuracy", "valid"), ("train_accuracy", "train")):
-        known = [(m[name], heads[i]["sizes"][split]) for i, m in measured.items() if name in m]
+        sized = ((m.get(name), heads[i].get("sizes", {}).get(split, 0)) for i, m in measured.items())
+        known = [(value, size) for value, size in sized if value is not None and size > 0]
         if known:
             values[name] = sum(v * size for v, size in known) / sum(size for _, size in known)
     losses = [m["loss"] for m in measured.values() if "loss" in m]

@@ -95,7 +95,9 @@ class Simulation(Clients):
 
     def _recall(self, ids: Tensor, rows: Any) -> None:
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.n_clients:
-            raise ValueError(f"memory of clients {int(ids.min())} to {int(ids.max())}, there are {self.n_clients}")
+            raise ValueError(
+                f"memory of clients {int(ids.min())} to {int(ids.max())}, there are {self.n_clients}"
+            )
         self._write(ids.cpu().numpy(), rows)
 
     def begin(self, round: int) -> None:
