@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fedsaddle.data.dataset import Raw
 from fedsaddle.errors import FedsaddleError, optional_import
-from fedsaddle.ingest import MAX_DENSE_BYTES, read_npz
+from fedsaddle.ingest import check_bytes, read_npz
 
 Array = npt.NDArray[Any]
 Paths = Mapping[str, Sequence[Path]]
@@ -189,8 +189,7 @@ def _idx_array(file: Path) -> Array:
             raise ValueError("not an idx file of bytes")
         shape = struct.unpack(f">{n_axes}I", stream.read(4 * n_axes))
         size = math.prod(shape)
-        if size > MAX_DENSE_BYTES:
-            raise ValueError(f"{size} bytes are more than {MAX_DENSE_BYTES}")
+        check_bytes(f"{file} takes", size, file.stat().st_size, " when unpacked", "fetch it again")
         return np.frombuffer(stream.read(size + 1), np.uint8).reshape(shape)
 
 
