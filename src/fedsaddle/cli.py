@@ -415,7 +415,7 @@ def _as_written(*folders: Path) -> Iterator[None]:
         yield
     except FedsaddleError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         who = ", ".join(map(str, folders))
         raise FedsaddleError(
             f"{who}: a file is not as a run writes it ({type(error).__name__}: {first_line(error)})"
