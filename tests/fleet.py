@@ -92,6 +92,7 @@ class Part:
     memory: Path
     whole: fs.Federation
     number: int
+    modules: tuple[str, ...] = ()
 
     def summary(self) -> dict[str, Tensor]:
         return {"n": torch.tensor([float(self.whole.sizes[self.number])])}

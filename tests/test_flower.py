@@ -15,6 +15,7 @@ pytest.importorskip("flwr")
 
 from fedsaddle.algorithms import codasca
 from fedsaddle.deploy.protocol import Reply, Request
+from fedsaddle.deploy.worker import Agreed, Session
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.wire import pack, unpack
 from tests.fleet import CASES, MORE, Fleet, deployed, federation, simulated, tree
@@ -303,3 +304,21 @@ def test_memory_keeps_what_may_be_needed_and_no_more(tmp_path: Path) -> None:
     deployed(Fleet(federation(), tmp_path), tree("scaff_pd", rounds=5)).finish()
     names = sorted(path.name for path in (tmp_path / "site0" / "run1").iterdir())
     assert names == [f"round-{r}-phase-{p}.safetensors" for r, p in ((3, 1), (4, 0), (4, 1))]
+
+
+@pytest.mark.parametrize("module", ["os:system", "subprocess:Popen", "timeit:timeit"])
+def test_a_site_imports_nothing_that_its_operator_has_not_named(module: str, tmp_path: Path) -> None:
+    config = tree("codasca")
+    marker = tmp_path / "executed"
+    sent = config | {"model": {"module": module, "command": f"touch {marker}"}}
+    agreed = Agreed("run1", json.dumps(sent), (), 5, "without_replacement", torch.zeros(1, 3))
+    part = Fleet(federation(), tmp_path).workers[0].site
+    with pytest.raises(FedsaddleError, match=r"model\.module: .* is not allowed at this site"):
+        Session(agreed, part)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["guard", "checkpoint_every"])
+def test_what_a_deployment_cannot_keep_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FedsaddleError, match=f"{name} must be . in a deployment"):
+        deployed(Fleet(federation(), tmp_path), tree("codasca", **{name: 3}))

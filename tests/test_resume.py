@@ -317,3 +317,45 @@ def test_kills_at_random_moments() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("8 of 8 kills survived")
+
+
+def test_a_guard_that_has_halved_goes_on_halved(tmp_path: Path) -> None:
+    federation = fs.quadratic_federation(clients=4)
+
+    def run(out: str, **options: Any) -> fs.Run:
+        algorithm = fs.LocalSGDA(lr=8.0, local_steps=5)
+        return fs.train(
+            fs.QuadraticSaddle(), algorithm, federation, rounds=40, guard=10, eval_every=4, out=tmp_path / out,
+            progress=False, **options,
+        )  # fmt: skip
+
+    with pytest.warns(UserWarning, match="guard"):
+        whole = run("whole").finish()
+    with pytest.warns(UserWarning, match="guard"):
+        rounds = iter(run("cut"))
+        while next(rounds)["round"] < 22:
+            pass
+        rounds.close()  # type: ignore[attr-defined]
+    resumed = run("cut", resume=True).finish()
+    assert torch.equal(whole.z, resumed.z)
+    assert whole.algorithm == resumed.algorithm != fs.LocalSGDA(lr=8.0, local_steps=5)
+    assert resumed.summary()["config"]["algorithm"]["lr"] == whole.algorithm.lr  # type: ignore[attr-defined]
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_history_that_lost_its_end_goes_on_from_an_older_checkpoint(tmp_path: Path) -> None:
+    """As after a loss of power, on a system that had written the checkpoint but not the history."""
+    begin("codasca", tmp_path / "whole").finish()
+    stopped(begin("codasca", tmp_path / "cut"), after=5)
+    history = tmp_path / "cut/history.jsonl"
+    history.write_bytes(b"".join(history.read_bytes().splitlines(keepends=True)[:4]))  # rounds 0 to 3
+    begin("codasca", tmp_path / "cut", resume=True).finish()
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_ctrl_c_is_left_alone_outside_of_finish(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    rounds = iter(begin("codasca", tmp_path))
+    next(rounds)
+    assert signal.getsignal(signal.SIGINT) is before
+    rounds.close()  # type: ignore[attr-defined]

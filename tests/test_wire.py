@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from fedsaddle.algorithms import codasca
-from fedsaddle.checkpoint import Checkpoint, load, write_whole
-from fedsaddle.checkpoint import save as save_checkpoint
+from fedsaddle.checkpoint import Checkpoint
 from fedsaddle.clients import Control, Each, Once, Work, unwrapped
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import FedsaddleError
@@ -166,29 +165,15 @@ def test_controls_are_opened_before_they_are_sent() -> None:
     assert same(unpack(pack(unwrapped(message)), classes), Pair(down, torch.ones(1, 1)))
 
 
-def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = harness.library("codasca")
+def test_a_checkpoint_comes_back_whole_and_only_to_its_algorithm() -> None:
     case = harness.CASES["codasca"]
-    path = tmp_path / "checkpoint.safetensors"
-    save_checkpoint(path, Checkpoint(7, run.states[-1], (("p", 0.25),), {"failures": 2}))
-    got = load(path, case.algorithm, run.clients.problem)
-    assert same(got.state, run.states[-1]) and got._replace(state=None) == (
-        7,
-        None,
-        (("p", 0.25),),
-        {"failures": 2},
-    )
-
-    def stopped(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(
-        os, "replace", stopped
-    )  # as if the machine had stopped before the new file took its place
-    with pytest.raises(KeyboardInterrupt):
-        save_checkpoint(path, Checkpoint(8, run.states[0], (), {}))
-    monkeypatch.undo()
-    assert load(path, case.algorithm, run.clients.problem).round == 7
-    write_whole(path, path.read_bytes()[:-100])
-    with pytest.raises(FedsaddleError, match="is not a checkpoint of this run"):
-        load(path, case.algorithm, run.clients.problem)
+    run = harness.library("codasca")
+    parts = (("p", 0.25),), ((), None), {"failures": 2}, {"seed": 3}, {"torch": "2"}
+    saved = Checkpoint(7, run.states[-1], *parts)
+    got = Checkpoint.unpacked(saved.packed(), case.algorithm, run.clients.problem)
+    assert (got.round, got[2:]) == (7, parts)
+    assert same(got.state, saved.state)
+    with pytest.raises(FedsaddleError, match="is none of this run"):
+        Checkpoint.unpacked(
+            saved.packed(), harness.CASES["fedavg"].algorithm, harness.library("fedavg").clients.problem
+        )

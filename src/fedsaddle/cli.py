@@ -138,7 +138,13 @@ def resume(
     if config.tree["train"]["engine"] == "torchrun" and torchrun.rank() > 0:
         config.run(resume=True, allow=allow)
         return
-    done = config.run(folder, progress=False if quiet else None, resume=True, allow=allow)
+    progress = False if quiet else None
+    if "sites" in config.tree["data"]:
+        from fedsaddle.deploy import drive
+
+        done = drive.resume(folder, progress, allow)
+    else:
+        done = config.run(folder, progress=progress, resume=True, allow=allow)
     show_finished(done, config.name, quiet)
 
 

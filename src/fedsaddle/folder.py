@@ -98,6 +98,8 @@ class Folder:
         folder = self.path / CHECKPOINTS
         folder.mkdir(exist_ok=True)
         name = f"round-{rounds:07d}.safetensors"
+        for file in (HISTORY, SECONDS):  # what the checkpoint follows lasts before it does
+            _settle(self.path / file)
         write_whole(folder / name, data)
         entry = {"file": name, "round": rounds, "sha256": hashlib.sha256(data).hexdigest()}
         entries = (
@@ -117,6 +119,9 @@ class Folder:
     def latest(self) -> bytes:
         """The newest checkpoint that is whole."""
         entries = self._index()
+        with suppress(OSError):  # a history that was cut off is older than the newest checkpoint
+            written = (self.path / HISTORY).read_bytes().count(b"\n")
+            entries = [e for e in entries if e["round"] < written] or entries
         for entry in reversed(entries):
             with suppress(OSError):
                 data: bytes = (self.path / CHECKPOINTS / entry["file"]).read_bytes()
@@ -175,7 +180,7 @@ def _unwritable(path: Path, error: OSError) -> FedsaddleError:
 
 
 def _settle(folder: Path) -> None:
-    """Make the names in a folder last through a loss of power, where the system can."""
+    """Make a file, or the names in a folder, last through a loss of power, where the system can."""
     with suppress(OSError, AttributeError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -141,12 +141,14 @@ class Site:
         folder: of its TOML.
         data: what describes its file.
         memory: folder for what algorithms remember at the site between rounds.
+        modules: "module:name" of models of one's own that the server may ask for; none unless named here.
     """
 
     name: str
     folder: Path
     data: DataFile
     memory: Path
+    modules: tuple[str, ...] = ()
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Site:
@@ -158,7 +160,7 @@ class Site:
         folder = Path(path).resolve().parent
         beside = (folder / Path(data.file).expanduser()).parent
         place = Path(tree["memory"]).expanduser() if "memory" in tree else beside / f"{tree['name']}.memory"
-        return Site(tree["name"], folder, data, folder / place)
+        return Site(tree["name"], folder, data, folder / place, tuple(tree.get("modules", ())))
 
     @property
     def file(self) -> Path:
@@ -624,7 +626,7 @@ def _tree(path: Path) -> Tree:
 
 def _mistakes(tree: Tree) -> list[str]:
     """All that is wrong with a site's TOML."""
-    own = {"name": Key(str), "memory": Key(str, "")}
+    own = {"name": Key(str), "memory": Key(str, ""), "modules": Key(list[str], [])}
     found = list(mistakes({k: v for k, v in tree.items() if k != "data"}, own, "", "a site"))
     name = tree.get("name")
     if isinstance(name, str) and not re.fullmatch(r"[^\s./\\][^/\\\x00-\x1f]*", name):

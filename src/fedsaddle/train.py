@@ -281,6 +281,13 @@ class Run:
         )
         _require("guard", guard >= 0, ">= 0", guard)
         self._resume, self._allow, self._guard = resume, allow, guard
+        self._halved = 0  # how often a guard has halved the step sizes
+        if self.clients.remote:
+            _require("guard", guard == 0, "0 in a deployment, whose sites keep their step sizes", guard)
+            every = checkpoint_every in (None, 1)
+            _require(
+                "checkpoint_every", every, "1 in a deployment, whose sites keep two rounds", checkpoint_every
+            )
         every_round = (
             1 if self.clients.remote else self.eval_every
         )  # what sites remember moves on with each round
@@ -310,8 +317,9 @@ class Run:
         """Run the rounds that are left."""
         if self._error is not None:
             raise self._error
-        for _ in self._rounds:
-            pass
+        with self._interruptible():
+            for _ in self._rounds:
+                pass
         return self
 
     def hand_over(self) -> None:
@@ -363,8 +371,7 @@ class Run:
         except (Exception, KeyboardInterrupt) as error:
             self._error = error  # asking for a result later says the same
             if self.out is not None and self._saved is not None:
-                command = "fedsaddle deploy resume" if self.clients.remote else "fedsaddle resume"
-                error.add_note(f"{command} {self.out} goes on after round {self._saved}")
+                error.add_note(f"fedsaddle resume {self.out} goes on after round {self._saved}")
             if isinstance(error, Exception):
                 self.clients.failed(error)
             raise
@@ -384,7 +391,7 @@ class Run:
             self.state = self.algorithm.init(self._start(problem), problem)
             clients.remember(self.algorithm.memory(self._start(problem), problem))
         title = type(self.algorithm).__name__
-        with _Progress(self._progress, title, self.rounds) as bar, self._interruptible():
+        with _Progress(self._progress, title, self.rounds) as bar:
             if not self._resume:
                 yield self._record(0, started, bar=bar)
                 self._checkpoint(0)
@@ -417,8 +424,9 @@ class Run:
         last = r == self.rounds or self._stopping
         if (self._checkpoints and (r % self._every == 0 or last)) or (self._guard and self.evaluated(r)):
             clients = self.clients.snapshot()  # by all processes, where several compute the run
+            accounts = self.clients.accounts() | {"halved": self._halved}
             data = Checkpoint(
-                r, self.state, constants(self.problem, self._posed), clients, self.clients.accounts(), self.config,
+                r, self.state, constants(self.problem, self._posed), clients, accounts, self.config,
                 versions(),
             ).packed()  # fmt: skip
             if self._folder is not None and self._checkpoints:
@@ -452,7 +460,9 @@ class Run:
             ) from error
         self._fallback = data if self._guard else b""
         if self._resume:
-            self._saved = saved.round
+            self._saved, self._halved = saved.round, int(saved.accounts["halved"])
+            self._guard = max(0, self._guard - self._halved)
+            self.algorithm = replace(self.algorithm, **_steps(self.algorithm, self._halved))
             self._records = clients.alone(
                 lambda: self._folder.rewind(saved.round) if self._folder is not None else []
             )
@@ -506,11 +516,10 @@ class Run:
 
     def _step_back(self, error: Diverged) -> int:
         """Halve the step sizes and go back to the last checkpoint, where a guard is left: how many rounds are done."""
-        names = [f.name for f in fields(self.algorithm) if f.name in ("lr", "lr_dual")]
-        halved = {k: v / 2 for k in names if isinstance(v := getattr(self.algorithm, k), float)}
+        halved = _steps(self.algorithm, 1)
         if self._guard == 0 or not halved or not self._fallback:
             raise error
-        self._guard -= 1
+        self._guard, self._halved = self._guard - 1, self._halved + 1
         self.algorithm = replace(self.algorithm, **halved)
         self._resume = False
         round = self._restored(self._fallback)
@@ -646,7 +655,8 @@ class Run:
         """What result.json holds: config, final metrics, communication, versions."""
         traffic = self.clients.traffic
         return {
-            "config": self.config | {"problem": describe(self.problem)},  # with the constants agreed on
+            # with the constants agreed on, and step sizes as a guard has left them
+            "config": self.config | {"problem": describe(self.problem), "algorithm": describe(self.algorithm)},
             "metrics": {k: v for k, v in self._records[-1].items() if k not in _LISTS},
             "clients_evaluated_on": self.clients.evaluated_on or self._evaluated_on(),
             "communication": {
@@ -665,6 +675,12 @@ class Run:
     def _evaluated_on(self) -> str:
         test = self.federation.test
         return "test" if test is not None and test.n_clients == self.federation.n_clients else "train"
+
+
+def _steps(algorithm: Algorithm, halved: int) -> dict[str, float]:
+    """The step sizes of an algorithm, halved so often."""
+    names = [f.name for f in fields(algorithm) if f.name in ("lr", "lr_dual")]
+    return {k: v / 2**halved for k in names if isinstance(v := getattr(algorithm, k), float)}
 
 
 def versions() -> dict[str, str]:

@@ -117,6 +117,8 @@ def unpack(data: bytes, classes: Classes, held: Held | None = None, keep: Keep |
                 raise Garbled(f"wire: {key!r} was not sent")
             return held(key, version)
         if "each" in part:
+            if not 0 < float(part["bits"]) <= 64:
+                raise Garbled("wire: bits must be above 0 and at most 64")
             return Each(made(part["each"]), float(part["bits"]))
         if "tuple" in part:
             return tuple(made(p) for p in part["tuple"])

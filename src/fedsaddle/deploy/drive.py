@@ -1,7 +1,6 @@
 """A run over sites, from the server's side: meet, agree, train; or go on with a run that was cut short.
 
-The run's folder is that of any run, with two files more: `agreed.safetensors`, what the sites said at set-up, and
-`checkpoint.safetensors`. Together with config.toml they are all that `resume` needs.
+The run's folder is that of any run, with one file more: `agreed.safetensors`, what the sites said at set-up.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def train_new(
         return trained.finish()
 
 
-def resume(folder: Path, progress: bool | None = None) -> Run:
+def resume(folder: Path, progress: bool | None = None, allow: bool = False) -> Run:
     """Go on with the run in a folder, from its last whole round."""
     if not (folder / AGREED).is_file():
         raise FedsaddleError(f"{folder}: is no deployment that can be resumed (no {AGREED})")
@@ -75,7 +74,13 @@ def resume(folder: Path, progress: bool | None = None) -> Run:
     name, summaries = _agreed(folder / AGREED)
     with superlink(home), flower_run(home) as grid:
         post = Post(grid, home.public_keys())
-        return _train(config, post, name, summaries, folder, progress, resume=True).finish()
+        before = tuple(json.loads(bytes(s["head"].numpy()))["site"] for s in summaries)
+        if before != post.names:
+            raise FedsaddleError(
+                f"{home.folder / 'federation.toml'}: its sites are {', '.join(post.names)}; the run was begun with "
+                f"{', '.join(before)}, in this order"
+            )
+        return _train(config, post, name, summaries, folder, progress, resume=True, allow=allow).finish()
 
 
 def _agreed(file: Path) -> tuple[str, list[Summary]]:
@@ -155,6 +160,7 @@ def _train(
     folder: Path,
     progress: bool | None,
     resume: bool = False,
+    allow: bool = False,
 ) -> Run:
     constants = agree(summaries)
     data = config.tree["data"]
@@ -164,7 +170,7 @@ def _train(
     settings: dict[str, Any] = setup.train | {"engine": engine}
     return train(
         setup.problem, setup.algorithm, setup.federation, participation=setup.participation, out=folder,
-        progress=progress, resume=resume, **settings,
+        progress=progress, resume=resume, allow=allow, **settings,
     )  # fmt: skip
 
 

@@ -326,11 +326,12 @@ You take part in a federation: a model is trained over several sites' data, and 
 5. Start it: `fedsaddle deploy site site.toml`, as a service that is started again when it stops. Stop it with Ctrl-C.
 
 The site opens one outgoing TLS connection to {address} and listens on nothing. It runs only the fedsaddle that you
-installed; it never runs code that comes from the server.
+installed, and a model of one's own only if `modules` in `site.toml` names it.
 
-What leaves the site: at set-up the number of rows, means, deviations, smallest and largest value of each column, the
-categories that are not rare, and counts of the label; in each round numbers of the model's size (its parameters after local
-training), and for the AUC over all sites counts of scores. Rows, names and numbers of persons do not.
+What leaves the site: at set-up the number of rows, means and deviations of columns (scaled by unit or symmetric also the
+smallest and largest value), the categories that are not rare, and counts of the label; in each round numbers of the model's
+size (its parameters after local training), and for the AUC over all sites counts of scores. Rows, names and numbers of
+persons do not.
 
 What a site remembers between rounds is kept in the folder `{name}.memory` beside the data. Do not delete it while a run is
 going on.

@@ -37,6 +37,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
@@ -135,7 +136,10 @@ class _Grid(HttpGrid):
         messages = []
         for head, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
             name = head.metadata.message_id
-            messages.append(fetched(name, tree, runtime.PullObject, self.node, run))
+            try:
+                messages.append(fetched(name, tree, runtime.PullObject, self.node, run))
+            except ObjectPullError:
+                continue  # its sender has died while it sent; it is asked again when it is back
             runtime.ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=name)
             )

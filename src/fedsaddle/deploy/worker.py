@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,7 +24,7 @@ from fedsaddle import __version__, sampling
 from fedsaddle.algorithms import Algorithm
 from fedsaddle.clients import Each
 from fedsaddle.cohort import Batching, Cohort, Sides
-from fedsaddle.config import Config
+from fedsaddle.config import resolve
 from fedsaddle.deploy.memory import LostMemory, SiteMemory
 from fedsaddle.deploy.protocol import Head, Reply, Request
 from fedsaddle.engines.execution import Execution
@@ -51,6 +51,9 @@ class SiteData(Protocol):
 
     def summary(self) -> dict[str, Tensor]: ...
 
+    @property
+    def modules(self) -> Sequence[str]: ...
+
     def federation(self, constants: dict[str, Tensor]) -> Federation: ...
 
 
@@ -73,7 +76,9 @@ class Session:
     """One run at this site."""
 
     def __init__(self, agreed: Agreed, site: SiteData) -> None:
-        config = Config(json.loads(agreed.config))
+        tree = json.loads(agreed.config)
+        _allowed(tree, site)
+        config = resolve(tree | {"data": {"sites": "."}})
         self.federation = site.federation(dict(agreed.constants))
         setup = config.build(self.federation)
         self.z, self.dtype, self.seed = agreed.z, agreed.z.dtype, int(config.tree["train"]["seed"])
@@ -227,6 +232,18 @@ class Worker:
     def _hello(self) -> Reply:
         summary = tuple(self.site.summary().items())
         return Reply({"status": "done", "fedsaddle": __version__, "torch": torch.__version__}, pack(summary))
+
+
+def _allowed(tree: Any, site: SiteData) -> None:
+    """Refuse a config that would import code, unless the site's operator has named it."""
+    model = tree.get("model", {}) if isinstance(tree, dict) else None
+    if not isinstance(model, dict) or any(section in tree for section in ("data", "partition", "transform")):
+        raise FedsaddleError("session: is no config of a deployment")
+    module = model.get("module")
+    if module is not None and module not in site.modules:
+        raise FedsaddleError(
+            f"model.module: {module!r} is not allowed at this site; its operator may add it to modules in site.toml"
+        )
 
 
 def _named(name: str, algorithm: Algorithm, problem: Problem) -> Callable[..., Any]:

@@ -49,6 +49,8 @@ from fedsaddle.participation import Draw, Participation
 from fedsaddle.problem import Problem, tree_map
 from fedsaddle.wire import Classes, Garbled, classes_of, pack, signature, tensors_of, unpack
 
+_LONGEST_REASON = 300  # characters of what a site says
+_LARGEST = 1e300  # number in a measurement
 _AUC_TARGET = 1e-3  # how far the AUC over all sites may be off
 _MOST_SCORES = 1e12  # of one class at a site, that are believed
 
@@ -61,7 +63,7 @@ class Answers(NamedTuple):
 
     replies: dict[int, Any]  # by site, in their order
     left_out: dict[int, str]  # and why
-    refused: bool  # whether a site that is left out said itself that it cannot
+    refused: set[int]  # of those left out, the ones that said themselves that they cannot
 
 
 class Post:
@@ -102,7 +104,7 @@ class Post:
         """
         replies: dict[int, Any] = {}
         left_out: dict[int, str] = {}
-        waiting, refused = dict(to), False
+        waiting, refused = dict(to), set[int]()
         asked: dict[int, str] = {}  # when the site that was asked had connected
         mail: dict[str, int] = {}  # message -> site
         said: dict[int, str] = {}  # what Flower says of a message that got lost
@@ -130,8 +132,11 @@ class Post:
                 except Missing:
                     again[message.metadata.src_node_id] = i, waiting[i](True)
                 except FedsaddleError as error:
-                    left_out[i] = str(error)
-                    refused = refused or isinstance(error, ClientWorkError)
+                    left_out[i] = str(error)[:_LONGEST_REASON]
+                    refused |= {i} if isinstance(error, ClientWorkError) else set()
+                    del waiting[i]
+                except Exception as error:  # bytes of a site must not end the run
+                    left_out[i] = f"its answer is refused: {type(error).__name__}: {first_line(error)}"
                     del waiting[i]
             mail |= self._send(again, timeout)
             if len(replies) >= enough and not waiting.keys() & asked.keys():
@@ -332,7 +337,7 @@ class Flower(Clients):
     ) -> None:
         """Refuse a phase that too few answered."""
         reasons = "; ".join(f"{self._post.names[i]}: {why}" for i, why in answers.left_out.items())
-        if not replies and answers.refused:
+        if not replies and answers.refused >= answers.left_out.keys():
             raise ClientWorkError(f"{work.__name__}: no site could do it: {reasons}")
         if self.round < 0 and answers.left_out:
             raise FedsaddleError(f"set-up needs an answer of every site ({work.__name__}): {reasons}")
@@ -429,7 +434,7 @@ class Flower(Clients):
             tree = self._checked(i, reply, head | {"round": self.round}, {})
             try:
                 _check_measured(tree, reply.head, message[2])
-            except (ValueError, TypeError, LookupError, AttributeError) as error:
+            except Exception as error:
                 raise FedsaddleError(
                     f"its answer is refused: no measurement ({first_line(error)})"
                 ) from error
@@ -464,7 +469,7 @@ def _check_finite(tree: Any) -> None:
 def _check_measured(tree: Any, head: Head, cuts: Sequence[Tensor] | None) -> None:
     """Refuse what is no sketch of scores on each split or, after the cuts, no counts between them."""
     for name in ("values", "sizes"):
-        if not all(type(v) in (int, float) and math.isfinite(v) for v in head.get(name, {}).values()):
+        if not all(type(v) in (int, float) and abs(v) <= _LARGEST for v in head.get(name, {}).values()):
             raise ValueError(f"{name} must be finite numbers")
     for k, (split, part) in enumerate(zip(SPLITS, tree, strict=True)):
         if part is None:
@@ -474,6 +479,8 @@ def _check_measured(tree: Any, head: Head, cuts: Sequence[Tensor] | None) -> Non
                 raise ValueError(f"counts of {split} must be those between its {len(cuts[k])} cuts")
             continue
         own = dict(part)
+        if tuple(own["size"].shape) != (2,):
+            raise ValueError(f"sizes of {split} must be two numbers")
         sizes = [len(own["negative"]), len(own["positive"])]
         if not (own["size"] >= torch.tensor(sizes)).all() or not (own["size"] <= _MOST_SCORES).all():
             raise ValueError(f"sizes of {split} must be two numbers of scores")
