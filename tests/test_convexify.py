@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedsaddle as fs
@@ -195,6 +196,54 @@ def test_probe_reads_half_precision() -> None:
     assert abs(found.L_1 - largest) < 1e-3 * largest
 
 
+# ---- new samples -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_a_saved_tangent_gives_new_samples_the_features_of_training(tmp_path: Path, half: bool) -> None:
+    """Also of a network with tied and frozen weights; the network that it is loaded into had others."""
+    x = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
+    sites = fs.Federation.from_arrays(x.numpy(), [0, 1] * 30, clients=[0, 1, 2] * 20)
+    sites = sites.holdout(0.3)
+    torch.manual_seed(1)
+    made = fs.convexify(Odd(), sites, coordinates=20, half=half)
+    assert made.tangent is not None and made.test is not None and sites.test is not None
+    made.tangent.save(tmp_path / "tangent.safetensors")
+    torch.manual_seed(2)
+    loaded = fs.Tangent.load(tmp_path / "tangent.safetensors", Odd())
+    for before, after in ((sites, made), (sites.test, made.test)):
+        found = loaded.features(before.data["x"])
+        torch.testing.assert_close(found, after.data["x"].float(), rtol=1e-3 if half else 1e-5, atol=1e-6)
+        assert found.dtype == torch.float32 and torch.equal(found.half().float(), found) == half
+    one = torch.cat([loaded(row.unsqueeze(0)) for row in sites.test.data["x"]])  # sample by sample
+    torch.testing.assert_close(one, loaded(sites.test.data["x"]), rtol=1e-3 if half else 1e-5, atol=1e-6)
+
+
+def test_a_saved_tangent_is_refused_where_it_does_not_fit(tmp_path: Path) -> None:
+    file, sites = tmp_path / "tangent.safetensors", digits()
+    made = fs.convexify(mlp(), sites, coordinates=10)
+    assert made.tangent is not None
+    made.tangent.save(file)
+    (tmp_path / "text").write_text("text")
+    for call, says in (
+        (
+            lambda: fs.Tangent.load(file, nn.Linear(64, 10)),
+            r"1210 trainable parameters, got one with 650; build",
+        ),
+        (
+            lambda: fs.Tangent.load(file, nn.Sequential(nn.Linear(1, 605))),
+            r"does not fit this network \(.*network\.",
+        ),
+        (lambda: fs.Tangent.load(tmp_path / "text", mlp()), r"text: is no saved tangent"),
+        (lambda: fs.Tangent.load(tmp_path / "none", mlp()), r"none: is no saved tangent"),
+        (lambda: fs.convexify(mlp(), made), r"tangent features already; convexify the samples"),
+        (lambda: made.scaled(), r"scaled: tangent features are scaled already"),
+    ):
+        with pytest.raises(FedsaddleError, match=says) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
 # ---- the second stage --------------------------------------------------------------------------------------------
 
 
@@ -309,6 +358,25 @@ def test_a_config_is_the_calls_it_stands_for() -> None:
     assert made.run().metrics["accuracy_worst20"] == second(
         by_hand, fs.ScaffPD(), rounds=4
     ).metrics["accuracy_worst20"]  # fmt: skip
+
+
+def test_a_run_of_a_config_scores_new_samples_from_its_folder(tmp_path: Path) -> None:
+    """Networks made anew and what the folder holds, nothing else: test samples as they came get the run's accuracy."""
+    made = config.resolve(tomllib.loads(TWO_STAGES))
+    run = made.run(tmp_path / "run")
+    raw = tomllib.loads(TWO_STAGES)
+    raw |= raw["transform"].pop().pop("first")
+    test = config.resolve(raw).build().federation.test
+    assert test is not None
+    network, head = models.build("mlp", (64,), 10, hidden=(8,)), models.build("linear", (50,), 10)
+    head.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    scorer = nn.Sequential(fs.Tangent.load(tmp_path / "run" / "tangent.safetensors", network), head)
+    with torch.no_grad():
+        right = scorer(test.data["x"]).argmax(-1) == test.data["y"]
+    assert right.double().mean().item() == pytest.approx(run.metrics["accuracy"], abs=1e-12)
+    for i, accuracy in enumerate(run.summary()["per_client"]["accuracy"]):
+        own = right[test.offsets[i] : test.offsets[i + 1]]
+        assert own.double().mean().item() == pytest.approx(accuracy)
 
 
 def test_the_first_stage_is_trained_once_for_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ from fedsaddle.algorithms import (
     ScaffPD,
 )
 from fedsaddle.ambiguity import Ambiguity
-from fedsaddle.convexify import convexify
+from fedsaddle.convexify import Tangent, convexify
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.models import group_norm
@@ -70,7 +70,7 @@ __all__ = [
     "ERM", "FFMDR", "FeDXL2", "FedAvg", "FedNest", "FedNormSGDA", "FedProx", "FedSGDA", "FedSGDAM", "FedSGDAPlus",
     "Federation", "FedsaddleError", "Full", "Independent", "LocalSGDA", "Markov", "MomentumLocalSGDA", "NPA",
     "NonconvexPL", "PairwiseAUC", "PartialAUC", "Participation", "Problem", "PublishedCODASCA", "QFedAvg",
-    "QuadraticSaddle", "RSMinimax", "RSPairwise", "RobustRegression", "Run", "SCAFFOLD", "ScaffPD", "Trace",
+    "QuadraticSaddle", "RSMinimax", "RSPairwise", "RobustRegression", "Run", "SCAFFOLD", "ScaffPD", "Tangent", "Trace",
     "Uniform", "convexify", "data", "group_norm", "nonconvex_pl_federation", "quadratic_federation",
     "robust_regression_federation", "train",
 ]  # fmt: skip

@@ -72,7 +72,7 @@ from fedsaddle.convexify import convexify
 from fedsaddle.data import load as load_dataset
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
-from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK
+from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK, TANGENT
 from fedsaddle.ingest import file_format, located, read_frame
 from fedsaddle.keys import Tree, first_line, unknown_key
 from fedsaddle.parse import from_toml, read_toml
@@ -94,7 +94,7 @@ SECTIONS = {  # in their order, each with an example unless it may be left out
     "participation": "",
     "train": "rounds = 100",
 }
-RUN_FILES = ("config.toml", HISTORY, CHECKPOINTS, "result.json", "model.safetensors", "report.html")
+RUN_FILES = ("config.toml", HISTORY, CHECKPOINTS, "result.json", "model.safetensors", TANGENT, "report.html")
 _OF_FIRST = ("model", "problem", "algorithm", "participation", "train")  # sections of a first stage
 _PATHS = (
     ("data", "files"),

@@ -9,7 +9,9 @@ Yu, Wei, Karimireddy, Ma, Jordan 2022 (TCT); used by SCAFF-PD (Yu, Karimireddy, 
     Phi theta              | a linear model on (phi - shift) / width, C outputs for C classes
 
 The coordinates and the combination are functions of (number of parameters, number of outputs, seed), so every site that gets
-the trained weights computes the same features from its own samples.
+the trained weights computes the same phi from its own samples. Shift and width are constants that all must agree on: here
+they come from pooled training rows, which sites that keep their data would have to replace by sums that they share. A
+`Tangent` holds all of it: who has one computes the features of any sample.
 
 Deviations: the papers put a new layer with one output in the place of the classifier; here its outputs are combined, which
 is such a layer for a network that ends in a linear one, and needs no knowledge of where a network's head is. Features are
@@ -30,6 +32,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
@@ -37,6 +41,7 @@ from fedsaddle import sampling
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.flat import FlatModel
+from fedsaddle.folder import write_whole
 from fedsaddle.train import Run
 
 _NUMBERS_AT_ONCE = 1 << 23  # of gradients
@@ -88,6 +93,80 @@ def tangent(model: nn.Module | FlatModel, x: Tensor, coordinates: Coordinates) -
     return torch.cat([of_each(w, part.to(w.dtype)).index_select(-1, at) for part in x.split(rows)])
 
 
+class Tangent(nn.Module):
+    """The features of a trained network: (phi(x) - shift) / width, for samples that it has seen or not.
+
+    A module whose state_dict is all there is to it: `nn.Sequential(tangent, head)` scores samples.
+
+    Args:
+        network: with the trained weights.
+        coordinates: which of its gradients are features.
+        shift, width: of each feature, [k].
+        kept: the precision that features are rounded to, as they were for training.
+    """
+
+    at: Tensor
+    mix: Tensor
+    shift: Tensor
+    width: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        coordinates: Coordinates,
+        shift: Tensor,
+        width: Tensor,
+        kept: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.network, self.kept = network, kept
+        for name, value in (*coordinates._asdict().items(), ("shift", shift), ("width", width)):
+            self.register_buffer(name, value)
+
+    def features(self, x: Tensor) -> Tensor:
+        """x [B, ...] -> [B, k], in the network's precision."""
+        phi = tangent(self.network, x, Coordinates(self.at, self.mix))
+        return ((phi.double() - self.shift) / self.width).to(self.kept).to(phi.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features."""
+        return self.features(x)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write weights, coordinates, shift and width as a safetensors file."""
+        tensors = {k: v.detach().cpu().contiguous().clone() for k, v in self.state_dict().items()}
+        about = {"kept": str(self.kept).removeprefix("torch."), "parameters": str(FlatModel(self.network).n)}
+        write_whole(Path(path), save(tensors, about))
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], network: nn.Module) -> Tangent:
+        """Read what `save` has written.
+
+        Args:
+            path: the file; a run's folder has it as tangent.safetensors.
+            network: one of the same architecture; gets the saved weights.
+        """
+        try:
+            with safe_open(path, "pt") as file:
+                about, tensors = file.metadata() or {}, {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+            kept, n = getattr(torch, about["kept"]), int(about["parameters"])
+            at, mix, shift, width = (tensors[k] for k in ("at", "mix", "shift", "width"))
+        except (OSError, SafetensorError, KeyError, ValueError, AttributeError) as error:
+            raise FedsaddleError(f"{path}: is no saved tangent ({type(error).__name__}: {error})") from error
+        if (found := FlatModel(network).n) != n:
+            raise FedsaddleError(
+                f"{path}: is of a network with {n} trainable parameters, got one with {found}; "
+                "build it as the first stage did"
+            )
+        out = Tangent(network, Coordinates(at, mix), shift, width, kept)
+        try:
+            out.load_state_dict(tensors)
+        except RuntimeError as error:
+            lines = " ".join(str(error).split())
+            raise FedsaddleError(f"{path}: does not fit this network ({lines})") from error
+        return out
+
+
 def convexify(
     first: Run | nn.Module,
     federation: Federation,
@@ -102,7 +181,7 @@ def convexify(
     """The federation with a trained network's tangent features as x, for a second stage with a linear model.
 
     Training, validation and test samples get the same features: gradients of the network's (combined) output in some of its
-    parameters, shifted and scaled by statistics of the training samples.
+    parameters, shifted and scaled by statistics of the training samples. The result's `tangent` computes those of others.
 
     Args:
         first: the first stage: a run of a problem with a model, or the trained module; in a config, the run's sections.
@@ -130,16 +209,20 @@ def convexify(
         raise FedsaddleError(
             f"convexify: needs the data field x, but the federation has {', '.join(federation.data)}"
         )
+    if federation.tangent is not None:
+        raise FedsaddleError(
+            "convexify: the samples are tangent features already; convexify the samples themselves"
+        )
     flat = FlatModel(module)
     flat = flat.to(torch.device(device), flat.initial.dtype)
     chosen = coordinates_of(flat.n, _outputs(flat, federation), coordinates, seed)
     x = federation.data["x"]
     measured = torch.linspace(0, len(x) - 1, min(len(x), _MEASURED)).round().long()
-    phi = tangent(flat, x[measured].to(device), chosen).double()
-    shift, width = _scales(phi)
+    phi = tangent(flat, x[measured].to(device), chosen).double().cpu()
+    dtype = torch.float16 if half else flat.initial.dtype
+    of = Tangent(flat.module, chosen, *_scales(phi), dtype).to(device)
 
     parts = [federation, federation.valid, federation.test]
-    dtype = torch.float16 if half else flat.initial.dtype
     made = [None if p is None else _room((len(p.data["x"]), len(chosen.at)), dtype, folder) for p in parts]
     rows = max(1, _NUMBERS_AT_ONCE // flat.n)
     pieces = [
@@ -149,7 +232,7 @@ def convexify(
         for start in range(0, len(out), rows)
     ]
     for x, out in _shown(pieces, progress):
-        out[:] = (tangent(flat, x.to(device), chosen).double() - shift) / width
+        out[:] = of.features(x.to(device))
 
     def with_features(part: Federation | None, x: Tensor | None) -> Federation | None:
         if part is None or x is None:
@@ -158,7 +241,7 @@ def convexify(
 
     train, valid, test = map(with_features, parts, made)
     assert train is not None
-    return dataclasses.replace(train, valid=valid, test=test)
+    return dataclasses.replace(train, valid=valid, test=test, tangent=of.cpu())
 
 
 def _scales(phi: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from torch import Tensor
 
 from fedsaddle import figures, ingest
 from fedsaddle.errors import FedsaddleError
+
+if TYPE_CHECKING:
+    from fedsaddle.convexify import Tangent
 
 _FINGERPRINT = 1 << 16  # about how many numbers of a field are hashed
 
@@ -35,6 +38,7 @@ class Federation:
         feature_names: names of the columns of a two-dimensional `x`, if known.
         test: per-client test sets (same names) or one pooled set (one client, `"all"`).
         valid: validation data, likewise.
+        tangent: where x are a network's tangent features, what computes those of other samples (`fedsaddle.convexify`).
     """
 
     data: Mapping[str, Tensor]
@@ -44,6 +48,7 @@ class Federation:
     feature_names: tuple[str, ...] = ()
     test: Federation | None = None
     valid: Federation | None = None
+    tangent: Tangent | None = None
     _moved: dict[Any, dict[str, Tensor]] = dataclasses.field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -218,6 +223,10 @@ class Federation:
         """
         if how == "none":
             return self
+        if self.tangent is not None:
+            raise FedsaddleError(
+                "scaled: tangent features are scaled already; scale the samples before convexify"
+            )
         x = self.data["x"].double()
         axes = [i for i in range(x.ndim) if i != 1]
         low, high = x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)

@@ -6,6 +6,7 @@
     checkpoint/index.json   the checkpoints, newest last, with their checksums
     checkpoint/*.safetensors
     model.safetensors, result.json, report.html     when the run has ended
+    tangent.safetensors     with them, where the samples are tangent features: what computes those of new ones
 
 Whole files replace the ones before in one step. A process holds a lock on its folder, so that two never write into one.
 """
@@ -23,12 +24,13 @@ from typing import IO, Any
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.parse import from_json
 
-HISTORY, SECONDS, CHECKPOINTS, INDEX, LOCK = (
+HISTORY, SECONDS, CHECKPOINTS, INDEX, LOCK, TANGENT = (
     "history.jsonl",
     "seconds.jsonl",
     "checkpoint",
     "index.json",
     ".lock",
+    "tangent.safetensors",
 )
 
 Record = dict[str, Any]

@@ -38,7 +38,7 @@ from fedsaddle.engines.torchrun import Torchrun
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.flat import FlatModel
-from fedsaddle.folder import Folder, differing, write_whole
+from fedsaddle.folder import TANGENT, Folder, differing, write_whole
 from fedsaddle.keys import first_line
 from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.participation import Full, Participation
@@ -603,6 +603,8 @@ class Run:
                 for k, v in self.problem.module(self.state.z).state_dict().items()
             }
             save_file(weights, str(self.out / "model.safetensors"))
+            if self.federation.tangent is not None:
+                self.federation.tangent.save(self.out / TANGENT)
         write_whole(self.out / "result.json", (json.dumps(self.summary(), indent=2) + "\n").encode())
 
     # ---- the result --------------------------------------------------------------------------------------
