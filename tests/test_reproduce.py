@@ -2,6 +2,7 @@
 
 import json
 import math
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -129,6 +130,56 @@ def test_a_run_that_diverged_has_no_curve_and_is_not_run_again(tmp_path: Path) -
 def test_a_curve_of_no_metric(tmp_path: Path) -> None:
     with pytest.raises(FedsaddleError, match=r"curve 'auc': is no metric of this run; it has .*distance"):
         finish([toy(tmp_path)], Journal(tmp_path / "runs.jsonl", ["auc"]))
+
+
+# ---- tuning ------------------------------------------------------------------------------------------------------
+
+TUNED = """
+from fedsaddle.reproduce import Cell, Verdict
+
+TITLE, ROWS, COLUMNS, SELECT, SEEDS, CURVES = "Toy", "method", "at", "{select}", [0, 1], ["distance"]
+METRICS = {{"distance": "Distance"}}
+
+def cells(quick):
+    tuned = Cell({{"method": "a", "at": 1}}, {{}}, {{"algorithm.lr": [1e-4, 0.01, 1e30]}})
+    return [tuned, Cell({{"method": "b", "at": 1}}, {{}}, {{"algorithm.lr": [0.01]}})]
+
+def measure(curves):
+    return {{SELECT: -curves["distance"][-1]}}
+
+def judge(rows):
+    return [Verdict("It ran", True, "")]
+
+def figure(rows):
+    raise ImportError("not drawn")
+"""
+
+
+@pytest.mark.parametrize(
+    ("select", "heading"), [("closeness", "by closeness"), ("valid_closeness", "on validation")]
+)
+def test_results_keep_every_point_that_was_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, select: str, heading: str
+) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "base.toml").write_text(TOY.format(lr=0.01))
+    (tmp_path / "toy" / "experiment.py").write_text(TUNED.format(select=select))
+    monkeypatch.setattr("fedsaddle.reproduce._root", lambda: tmp_path)
+    out = reproduce("toy", out=tmp_path / "out", progress=False)
+    tuned, fixed = json.loads((out / "results.json").read_text())["rows"]
+    distances = [
+        [run["metrics"]["distance"] for run in map(json.loads, (out / "runs.jsonl").open())
+         if tomllib.loads(run["config"])["algorithm"]["lr"] == lr] for lr in (1e-4, 0.01)
+    ]  # fmt: skip
+    means = [pytest.approx(-sum(d) / 2, rel=1e-5) for d in distances]
+    assert [len(d) for d in distances] == [2, 2] and sum(distances[0]) > sum(distances[1])
+    assert tuned["tried"] == [
+        {"algorithm.lr": 1e-4, select: means[0]},
+        {"algorithm.lr": 0.01, select: means[1]},
+        {"algorithm.lr": 1e30, select: None},  # diverged
+    ]
+    assert tuned["chosen"] == {"algorithm.lr": 0.01} and "tried" not in fixed
+    assert f"\n## Chosen {heading}\n" in (out / "table.md").read_text()
 
 
 # ---- fedsgda -----------------------------------------------------------------------------------------------------

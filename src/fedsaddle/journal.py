@@ -98,10 +98,11 @@ def _curves(run: Run, names: Sequence[str]) -> Curves:
         if name not in evaluated[-1]:
             raise FedsaddleError(f"curve {name!r}: is no metric of this run; it has {', '.join(run.metrics)}")
     rounds = {"round": [record["round"] for record in evaluated]}
-    return rounds | {k: [_short(record[k]) for record in evaluated] for k in names}
+    return rounds | {k: [short(record[k]) for record in evaluated] for k in names}
 
 
-def _short(value: float | None) -> float | None:
+def short(value: float | None) -> float | None:
+    """Six digits."""
     return None if value is None else float(f"{value:.6g}")
 
 

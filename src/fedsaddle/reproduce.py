@@ -17,9 +17,10 @@ numbers; build makes a config from changes of base.toml.
 An experiment that looks at the course of its runs names metrics in CURVES: a row then has them beside its final metrics, and
 measure(curves), called for each run, derives further metrics from them.
 
-Every cell is tuned on validation data (`SELECT`, mean over seeds) and reported on test data (`METRICS`). Each finished run
-is appended to runs.jsonl, so that an interrupted reproduction goes on where it stopped; runs that differ in seed or
-real-valued hyper-parameters are computed together (journal.py).
+Every cell is tuned by `SELECT` (mean over seeds), of validation data where there are some, and reported on test data
+(`METRICS`); results.json keeps every point that was tried, with its `SELECT`. Each finished run is appended to runs.jsonl,
+so that an interrupted reproduction goes on where it stopped; runs that differ in seed or real-valued hyper-parameters are
+computed together (journal.py).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from typing import Any, NamedTuple
 
 from fedsaddle import config
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.journal import Bar, Entry, Federations, Journal, finish, over_seeds
+from fedsaddle.journal import Bar, Entry, Federations, Journal, finish, over_seeds, short
 from fedsaddle.keys import Tree
 from fedsaddle.sweep import grid_points
 
@@ -60,7 +61,8 @@ class Verdict(NamedTuple):
     numbers: str
 
 
-# a tuned cell: its place, the chosen values, mean, std and values of every metric over seeds, and the seeds' curves, if any
+# a tuned cell: its place, the chosen values, mean, std and values of every metric over seeds, the seeds' curves, if any, and
+# what was tried
 Row = dict[str, Any]
 
 
@@ -174,7 +176,7 @@ def _tuned(
     title: str,
     jobs: int,
 ) -> list[Row]:
-    """The best point of each cell on validation data, with its metrics over seeds."""
+    """The best point of each cell by SELECT, with its metrics over seeds."""
     wanted = [
         _changed(base, {**cell.set, **point, "train.seed": seed})
         for cell in cells
@@ -194,8 +196,16 @@ def _tuned(
         )
         if experiment.SELECT not in best["metrics"]:
             raise FedsaddleError(f"{title} at {cell.at}: every tried point diverged: {cell.points}")
-        rows.append(best)
+        rows.append(best | _tried(tried, experiment.SELECT))
     return rows
+
+
+def _tried(tried: Sequence[Row], select: str) -> Row:
+    """Every point that a cell had to choose from, with the mean that chose; None where it diverged."""
+    if len(tried) == 1:
+        return {}
+    means = [row["metrics"].get(select, {"mean": None})["mean"] for row in tried]
+    return {"tried": [row["chosen"] | {select: short(v)} for row, v in zip(tried, means, strict=True)]}
 
 
 def _load(folder: Path) -> ModuleType:
@@ -258,7 +268,8 @@ def _markdown(
         if row.get("chosen")
     ]
     if chosen:
-        lines += ["## Chosen on validation", "", *chosen, ""]
+        by = "on validation" if experiment.SELECT.startswith("valid") else f"by {experiment.SELECT}"
+        lines += [f"## Chosen {by}", "", *chosen, ""]
     lines += ["## Claims", ""]
     for v in verdicts:
         verdict = (
