@@ -304,12 +304,12 @@ def test_tables_judge_every_claim(claim: str, change: dict[tuple[str, float, flo
 
 
 def test_both_data_sets_of_scaffpd_are_valid_configs() -> None:
-    tables = experiment("scaffpd/tables")
+    tables, base = experiment("scaffpd/tables"), config.read(ROOT / "scaffpd/tables/base.toml")
     for data in tables.OPTIONS["data"]:
         cells = tables.cells(False, data)
         assert len(cells) == 3 * 12
         for cell in cells:
-            made = _changed(ROOT / "scaffpd/tables/base.toml", {**cell.set, **cell.points[-1]})
+            made = _changed(base, {**cell.set, **cell.points[-1]})
             assert made.tree["data"]["name"] == data
             assert made.tree["transform"][1]["first"]["model"]["name"] == "cnn"
 
@@ -352,6 +352,50 @@ def test_scaffpd_judges_every_claim(claim: str, change: dict[tuple[str, float, s
     assert claim in [name[: len(claim)] for name in failed]
     related = claim[:5]  # nothing else fails
     assert all(name.startswith(related) for name in failed)
+
+
+def synthetic_rows(change: dict[tuple[str, str, float], tuple[float, float]]) -> list[dict[str, Any]]:
+    """Rows of scaffpd/synthetic in which every claim holds, but for what is changed: rounds to 1e-12, last log10 error."""
+    synthetic = experiment("scaffpd/synthetic")
+    rows = []
+    for cell in synthetic.cells(False):
+        place = (cell.at["method"], cell.at["letter"], cell.at["value"])
+        usual = (40 - cell.at["value"] / 10, -26.0) if place[0] == "SCAFF-PD" else (121.0, -4.0)
+        rounds, error = change.get(place, usual)
+        metrics = {"rounds_to": rounds, "log_error": error, "rate": 1.0}
+        rows.append({**cell.at, "metrics": {k: {"mean": v} for k, v in metrics.items()}})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("claim", "change"),
+    [
+        ("C-5.1: SCAFF-PD converges", {("SCAFF-PD", "rho", 0.1): (121.0, -11.0)}),
+        ("C-5.1: DRFA is much slower", {("DRFA", "rho", 0.01): (30.0, -23.0)}),
+        ("C-5.2: fast for every sigma", {("SCAFF-PD", "sigma", 0.01): (121.0, -9.0)}),
+        ("C-5.2: more local steps are faster, each with its best tau", {("SCAFF-PD", "J", 1): (20.0, -26.0)}),
+        ("C-5.2: more local steps are faster, with the same local step", {("SCAFF-PD", "J, same eta_l", 1): (9.0, -26.0)}),
+    ],
+)  # fmt: skip
+def test_synthetic_judges_every_claim(claim: str, change: dict[Any, tuple[float, float]]) -> None:
+    judge = experiment("scaffpd/synthetic").judge
+    assert all(v.holds for v in judge(synthetic_rows({})))
+    (failed,) = [v.claim for v in judge(synthetic_rows(change)) if not v.holds]
+    assert failed.startswith(claim)
+
+
+def test_synthetic_compares_points_that_arrive_by_when() -> None:
+    """Among last distances of 1e-30 and 1e-28 rounding would choose; one that is short of 1e-12 never wins over them."""
+    measure, rounds = experiment("scaffpd/synthetic").measure, list(range(101))
+
+    def success(decades: float, floor: float) -> float:
+        return measure(
+            {"round": rounds, "distance": [10 ** max(-r * decades / 20, floor / 2) for r in rounds]}
+        )["success"]
+
+    early, late, short = success(10, -24), success(5, -28), success(1, -30)
+    assert early > late > short
+    assert short == pytest.approx(9.9) and early - late == pytest.approx(12)  # rounds 13 and 25
 
 
 def test_unknown_experiment() -> None:
