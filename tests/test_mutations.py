@@ -203,7 +203,7 @@ MUTATIONS = [
     Mutation("samples weigh although clients should", fedavg, 'weights = "samples" if self.weights == "samples" else None', 'weights = "samples"', by("fedavg")),
     Mutation("weights do not follow the participants", clients, "w = w * (per[at] if per.ndim == 1", "w = w * (per[: len(at)] if per.ndim == 1", by("fedavg-samples-some")),
     Mutation("a client drawn twice counts once", clients, "w = torch.as_tensor(counts, dtype=torch.float64)", "w = torch.ones(len(ids), dtype=torch.float64)", by("local_sgda-clients_twice")),
-    Mutation("the share counts silent clients", clients, "total), answered / self.n_clients", "total), 5 / self.n_clients", by("codasca-failures")),
+    Mutation("the share counts silent clients", clients, "return one, answered / self.n_clients", "return one, 5 / self.n_clients", by("codasca-failures")),
     # ---- local steps
     Mutation("the dual step size is ignored", fedavg, "self.lr if self.lr_dual is None else self.lr_dual", "self.lr", by("local_sgda")),
     Mutation("FedProx pulls to the origin", fedavg, "self.mu * (z - s.z)", "self.mu * z", by("fedprox")),

@@ -24,9 +24,8 @@ from fedsaddle.config import RUN_FILES, dump, load
 from fedsaddle.deploy.commands import app as deploy_app
 from fedsaddle.describe import Kind, described, parameters, summary, things
 from fedsaddle.engines import torchrun
-from fedsaddle.errors import FedsaddleError, did_you_mean
+from fedsaddle.errors import FedsaddleError, did_you_mean, first_line
 from fedsaddle.federation import Federation
-from fedsaddle.keys import first_line
 from fedsaddle.parse import from_json
 from fedsaddle.probe import examine
 from fedsaddle.problem import ModelProblem

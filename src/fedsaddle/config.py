@@ -70,11 +70,11 @@ from fedsaddle import models
 from fedsaddle.algorithms import Algorithm, LocalSGDA
 from fedsaddle.convexify import convexify
 from fedsaddle.data import load as load_dataset
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.federation import Federation
 from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK, TANGENT
 from fedsaddle.ingest import file_format, located, read_frame
-from fedsaddle.keys import Tree, first_line, unknown_key
+from fedsaddle.keys import Tree, unknown_key
 from fedsaddle.parse import from_toml, read_toml
 from fedsaddle.participation import Participation
 from fedsaddle.problem import ModelProblem, Problem

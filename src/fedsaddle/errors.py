@@ -39,3 +39,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     there = {k.lower(): k for k in known}
     near = difflib.get_close_matches(name.lower(), list(there), n=1)
     return f"did you mean {there[near[0]]!r}?" if near else ""
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line."""
+    return (str(error).strip().splitlines() or ["no reason given"])[0][:200]

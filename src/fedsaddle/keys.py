@@ -144,8 +144,3 @@ def _unknown(path: str, key: str, what: str, known: Collection[str], takes: str)
     hint = did_you_mean(key, known)
     hint = f", {hint}" if hint else ";"
     return f"{path}{to_key(key)}: unknown {what}{hint} {takes} {', '.join(known) or 'no other key'}"
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
-    return (str(error).strip().splitlines() or ["no reason given"])[0][:200]

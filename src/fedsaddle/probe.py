@@ -18,8 +18,7 @@ from torch import Tensor
 from fedsaddle.algorithms import Algorithm, FedSGDA
 from fedsaddle.algorithms.fedsgda import ESTIMATORS
 from fedsaddle.config import Config, Setup
-from fedsaddle.errors import FedsaddleError
-from fedsaddle.keys import first_line
+from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.participation import Cyclic, Full, Independent, Uniform, calendar
 from fedsaddle.problems import AUC
 from fedsaddle.theory import THEOREMS, Assumption, Constants, Setting, Steps, prescribe, probe

@@ -16,9 +16,9 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.convexify import convexify
 from fedsaddle.data import DATASETS, DatasetInfo
 from fedsaddle.data import load as load_dataset
-from fedsaddle.errors import FedsaddleError, did_you_mean
+from fedsaddle.errors import FedsaddleError, did_you_mean, first_line
 from fedsaddle.federation import Federation
-from fedsaddle.keys import Key, Keys, Tree, checked, first_line, keys_of
+from fedsaddle.keys import Key, Keys, Tree, checked, keys_of
 from fedsaddle.models import FROM_SHAPE, MODELS
 from fedsaddle.participation import PARTICIPATION
 from fedsaddle.partitions import PARTITIONS, TRANSFORMS

@@ -35,11 +35,10 @@ from fedsaddle.engines import ENGINES, Engine
 from fedsaddle.engines.execution import PRECISIONS
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.engines.torchrun import Torchrun
-from fedsaddle.errors import Diverged, FedsaddleError
+from fedsaddle.errors import Diverged, FedsaddleError, first_line
 from fedsaddle.federation import Federation
 from fedsaddle.flat import FlatModel
 from fedsaddle.folder import TANGENT, Folder, differing, write_whole
-from fedsaddle.keys import first_line
 from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.participation import Full, Participation
 from fedsaddle.problem import ModelProblem, Problem, tree_map

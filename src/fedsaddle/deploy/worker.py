@@ -29,10 +29,9 @@ from fedsaddle.deploy.memory import LostMemory, SiteMemory
 from fedsaddle.deploy.protocol import Head, Reply, Request
 from fedsaddle.engines.execution import Execution
 from fedsaddle.engines.simulation import sides_of
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.federation import Federation
 from fedsaddle.histograms import score_histogram, sketch
-from fedsaddle.keys import first_line
 from fedsaddle.metrics import Split
 from fedsaddle.problem import ModelProblem, Problem, tree_map
 from fedsaddle.wire import Classes, classes_of, pack, unpack

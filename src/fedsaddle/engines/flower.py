@@ -40,10 +40,9 @@ from fedsaddle.deploy.protocol import ACTION, Head, Reply, Request, Tag
 from fedsaddle.deploy.worker import SPLITS, Agreed, Missing
 from fedsaddle.engines import Engine
 from fedsaddle.engines.simulation import clamped
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.federation import Federation
 from fedsaddle.histograms import auc_from_histograms, edges
-from fedsaddle.keys import first_line
 from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.participation import Draw, Participation
 from fedsaddle.problem import Problem, tree_map
