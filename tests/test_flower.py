@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 
 pytest.importorskip("flwr")
 
@@ -90,12 +91,25 @@ BAD: dict[str, tuple[Any, str]] = {  # what arrives in place of a reply, and wha
         "none of the classes that are accepted",
     ),
     "refusal": (lambda reply: [Reply(reply.head | {"status": "refused", "reason": "disk full"})], "disk full"),
+    "an odd precision": (
+        lambda reply: [_changed(reply, lambda z: z.to(torch.float8_e4m3fn))],
+        "its answer is refused",
+    ),
+    "endless bits": (
+        lambda reply: [Reply(reply.head, _with_bits(reply.body, "1e999"))],
+        "bits must be above 0 and at most 64",
+    ),
 }  # fmt: skip
 
 
 def _changed(reply: Reply, change: Any) -> Reply:
     up = unpack(reply.body, {"fedsaddle.algorithms.codasca:Up": codasca.Up})
     return Reply(reply.head, pack(up._replace(z=change(up.z))))
+
+
+def _with_bits(body: bytes, bits: str) -> bytes:
+    structure = json.dumps({"each": {"tensor": "0"}, "bits": 32}).replace("32", bits)
+    return save({"0": torch.ones(1, 1)}, {"tree": structure})
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -115,6 +129,30 @@ def test_a_bad_reply_is_left_out_and_recorded(bad: str, tmp_path: Path) -> None:
     assert (
         "left_out" not in run.records[1] and "left_out" not in run.records[3] and run.metrics["failures"] == 1
     )
+
+
+@pytest.mark.parametrize("bad", ["three sizes", "one size", "an odd precision", "endless sizes"])
+def test_a_bad_measurement_is_left_out_and_recorded(bad: str, tmp_path: Path) -> None:
+    def spoiled(part: Any) -> Any:
+        if part is None:
+            return None
+        own = dict(part)
+        sizes = {"three sizes": own["size"].repeat(2)[:3], "one size": own["size"][:1]}
+        own["size"] = sizes.get(bad, own["size"])
+        if bad == "an odd precision":
+            own["positive"] = own["positive"].to(torch.float8_e5m2)
+        return tuple(own.items())
+
+    def fault(i: int, request: Request, reply: Reply) -> list[Reply]:
+        if i != 1 or request.head["action"] != "evaluate" or request.head["phase"] != 0:
+            return [reply]
+        head = reply.head | ({"sizes": {"train": 10**400}} if bad == "endless sizes" else {})
+        return [Reply(head, pack(tuple(spoiled(part) for part in unpack(reply.body, {}))))]
+
+    run = deployed(Fleet(federation(), tmp_path, fault), tree("codasca")).finish()
+    left = run.records[-1]["left_out"]
+    assert [(one["site"], one["phase"]) for one in left] == [("site1", "evaluate")]
+    assert left[0]["reason"].startswith("its answer is refused: no measurement")
 
 
 def test_answering_twice_counts_once(tmp_path: Path) -> None:
