@@ -359,3 +359,22 @@ def test_ctrl_c_is_left_alone_outside_of_finish(tmp_path: Path) -> None:
     next(rounds)
     assert signal.getsignal(signal.SIGINT) is before
     rounds.close()  # type: ignore[attr-defined]
+
+
+def test_the_same_command_twice_writes_the_same_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.toml").write_text(CONFIG)
+    for out in ("one", "two"):
+        arguments = [
+            "run",
+            str(tmp_path / "a.toml"),
+            "--out",
+            str(tmp_path / out),
+            "--set",
+            "train.rounds=30",
+            "--quiet",
+        ]
+        assert cli._main(arguments) == 0
+    same(tmp_path / "one", tmp_path / "two")
+    capsys.readouterr()
