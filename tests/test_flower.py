@@ -360,3 +360,9 @@ def test_a_site_imports_nothing_that_its_operator_has_not_named(module: str, tmp
 def test_what_a_deployment_cannot_keep_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(FedsaddleError, match=f"{name} must be . in a deployment"):
         deployed(Fleet(federation(), tmp_path), tree("codasca", **{name: 3}))
+
+
+def test_another_version_at_the_server_is_refused(tmp_path: Path) -> None:
+    agreed = Agreed("run1", "{}", (), 5, "without_replacement", torch.zeros(1, 3), "0.0.0-other")
+    with pytest.raises(FedsaddleError, match=r"the server 0\.0\.0-other; install the same"):
+        Session(agreed, Fleet(federation(), tmp_path).workers[0].site)

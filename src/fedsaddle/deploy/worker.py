@@ -65,6 +65,7 @@ class Agreed(NamedTuple):
     batch_size: int | None
     sampling: str
     z: Tensor  # where training starts [1, d]
+    version: str = __version__  # of fedsaddle at the server
 
 
 class Missing(Exception):
@@ -75,6 +76,10 @@ class Session:
     """One run at this site."""
 
     def __init__(self, agreed: Agreed, site: SiteData) -> None:
+        if agreed.version != __version__:
+            raise FedsaddleError(
+                f"this site has fedsaddle {__version__}, the server {agreed.version}; install the same"
+            )
         tree = json.loads(agreed.config)
         _allowed(tree, site)
         config = resolve(tree | {"data": {"sites": "."}})
