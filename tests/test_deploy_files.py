@@ -112,7 +112,7 @@ def test_mistakes_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     )
     (home.folder / "federation.toml").unlink()
     assert "is no federation" in said(capsys, "deploy", "run", run)
-    assert "can be resumed" in said(capsys, "deploy", "resume", str(tmp_path))
+    assert "config.toml: No such file" in said(capsys, "deploy", "resume", str(tmp_path))
 
 
 def test_check_says_what_is_wrong_with_data_and_connection(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -123,6 +124,7 @@ def run(
     show_finished(done, config.name, quiet)
 
 
+@deploy_app.command("resume")
 @app.command("resume")
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was stopped.")],
@@ -141,6 +143,7 @@ def resume(
     if "sites" in config.tree["data"]:
         from fedsaddle.deploy import drive
 
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
         done = drive.resume(folder, progress, allow)
     else:
         done = config.run(folder, progress=progress, resume=True, allow=allow)

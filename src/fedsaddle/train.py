@@ -338,10 +338,10 @@ class Run:
             self._record(r, started, found)
             if r == self.rounds:
                 self._save()
-                if self._folder is not None:
-                    self._folder.__exit__()
         except Diverged as error:
             self._error = error
+        if self._folder is not None and (r == self.rounds or self._error is not None):
+            self._folder.__exit__()
 
     def look(self, r: int, z: Tensor) -> list[Found]:
         """What there is to see at the iterates z [R, 1, d] of R runs on this run's data after r rounds."""

@@ -124,22 +124,6 @@ def run(
     _finish(drive.run(config, place, False if quiet else None, numbered=out is None), config.name, quiet)
 
 
-@app.command("resume")
-def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was cut short.")],
-    allow: Annotated[
-        bool,
-        typer.Option("--allow", help="Go on although config.toml was changed, for instance to more rounds."),
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the folder.")] = False,
-) -> None:
-    """Go on with a run whose server was stopped."""
-    from fedsaddle.deploy import drive
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    _finish(drive.resume(folder, False if quiet else None, allow), folder.resolve().name, quiet)
-
-
 @app.command("local")
 def local(
     n: Annotated[int, typer.Argument(metavar="N", help="How many sites.")],
