@@ -285,3 +285,39 @@ def test_cuda_bf16_gradients_of_a_residual_net(compiled: bool) -> None:
 def test_cuda_graphs_equal_the_cpu(federation: fs.Federation, algorithm: fs.Algorithm, offload: bool) -> None:
     cpu, gpu = run(federation, algorithm), run(federation, algorithm, device="cuda", offload=offload)
     np.testing.assert_allclose(gpu.z.cpu(), cpu.z, rtol=0, atol=1e-12)
+
+
+@needs_gpu
+@pytest.mark.parametrize("precision", ["full", "bf16"])
+@pytest.mark.parametrize("kind", ["linear", "cnn", "residual", "pairs"])
+def test_cuda_runs_give_the_same_bits_again(kind: str, precision: str, tmp_path) -> None:
+    """Iterates, records and checkpoints of two runs, CUDA graphs and evaluation included."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((400, 3, 20, 20), dtype=np.float32), rng.integers(0, 2, 400)
+    data = fs.Federation.from_arrays(x, y, clients=np.arange(400) % 8).holdout(0.25)
+    algorithm: fs.Algorithm = fs.FedSGDA(lr=0.01, local_steps=4)
+    made = []
+    for i in range(2):
+        torch.manual_seed(0)
+        models = {
+            "linear": nn.Sequential(nn.Flatten(), nn.Linear(1200, 1)),
+            "cnn": CNN(3, 20),
+            "residual": nn.Sequential(
+                nn.Conv2d(3, 32, 3, padding=1), nn.GroupNorm(8, 32), _Residual(32, 64, stride=2, groups=8),
+                nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 1),
+            ),
+            "pairs": CNN(3, 20),
+        }  # fmt: skip
+        problem = fs.PairwiseAUC(models[kind]) if kind == "pairs" else fs.AUC(models[kind])
+        method = fs.RSPairwise(lr=0.05, local_steps=4) if kind == "pairs" else algorithm
+        out = tmp_path / str(i)
+        fs.train(
+            problem, method, data, rounds=6, batch_size=10, participation=fs.Uniform(4), device="cuda",
+            precision=precision, out=out, checkpoint_every=3,
+        ).finish()  # fmt: skip
+        kept = sorted(
+            p for p in out.rglob("*") if p.suffix in (".jsonl", ".safetensors") and p.name != "seconds.jsonl"
+        )
+        made.append({p.relative_to(out): p.read_bytes() for p in kept})
+    assert len(made[0]) >= 3
+    assert made[0] == made[1]

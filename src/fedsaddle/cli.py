@@ -328,7 +328,7 @@ def reproduce(
     ] = None,
     jobs: Jobs = 1,
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="cuda: on the GPU, with --jobs 1.")
+        str | None, typer.Option(metavar="NAME", help="cuda: on the GPU, which several --jobs share.")
     ] = None,
 ) -> None:
     """Run an experiment of a paper: table, figure, claims judged."""

@@ -156,6 +156,8 @@ def finish(
         by_data.setdefault(Federations.key(c), {}).setdefault(_shape(c), []).append(c)
     if jobs > 1 and left:
         most = min(together, -(-len(left) // (2 * jobs)))  # no process stands idle long
+        if next(iter(left.values())).tree["train"]["device"].startswith("cuda"):
+            most = together  # processes share the GPU, where a run alone costs as much as many together
         alike = [a for by_shape in by_data.values() for a in by_shape.values()]
         _beside(
             [a[i : i + most] for a in alike for i in range(0, len(a), most)], journal, together, tick, jobs

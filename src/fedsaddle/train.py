@@ -32,7 +32,7 @@ from fedsaddle.checkpoint import Checkpoint, constants
 from fedsaddle.clients import BYTES_PER_NUMBER, Clients, NobodyAnswered, PhaseTraffic
 from fedsaddle.cohort import Batching
 from fedsaddle.engines import ENGINES, Engine
-from fedsaddle.engines.execution import PRECISIONS
+from fedsaddle.engines.execution import PRECISIONS, repeatable
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.engines.torchrun import Torchrun
 from fedsaddle.errors import Diverged, FedsaddleError, first_line
@@ -352,7 +352,8 @@ class Run:
         if not self.evaluated(r) or not any(finite):
             return [Found(ok, None) for ok in finite]
         problem, sound = self.clients.problem, z[torch.tensor(finite, device=z.device)]
-        made = iter(self.clients.evaluate(problem, sound, self._splits, self.federation))
+        with repeatable(z.device):
+            made = iter(self.clients.evaluate(problem, sound, self._splits, self.federation))
         return [Found(ok, next(made) if ok else None) for ok in finite]
 
     def fail(self, error: BaseException) -> None:

@@ -3,11 +3,15 @@
 All compute the same work on the same minibatches. Client work is pure: it reads its cohort and its message and nothing
 else that changes. So the whole of it (drawing, gathering, local steps, variates) can be recorded once as a CUDA graph and
 replayed with new tensors copied into the recorded places.
+
+On a GPU the same run gives the same bits again: only algorithms that repeat are used, as far as PyTorch has them, and it
+warns where it has none.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +48,7 @@ class Execution:
 
     def __call__(self, work: Work, message: Any, cohort: Cohort) -> tuple[Any, Any]:
         cohort.compile = self._compile
-        with torch.no_grad(), self._reduced():
+        with torch.no_grad(), self._reduced(), repeatable(self._device):
             return self._graphs(work, message, cohort) if self._graphs is not None else work(cohort, message)
 
     @contextmanager
@@ -61,6 +65,31 @@ class Execution:
                 torch.set_float32_matmul_precision(before)
         else:
             yield
+
+
+@contextmanager
+def repeatable(device: torch.device) -> Iterator[None]:
+    """On a GPU: algorithms whose bits are the same each time, in place of those that add in any order."""
+    if device.type != "cuda":
+        yield
+        return
+    os.environ.setdefault(
+        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+    )  # what cuBLAS asks for; read at its first call
+    was, only_warned = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=not was or only_warned)
+    torch.utils.deterministic.fill_uninitialized_memory = (
+        was and filled
+    )  # costs a write, and nothing here reads unset memory
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was, warn_only=only_warned)
+        torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
 class Graphs:
