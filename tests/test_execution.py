@@ -287,9 +287,21 @@ def test_cuda_graphs_equal_the_cpu(federation: fs.Federation, algorithm: fs.Algo
     np.testing.assert_allclose(gpu.z.cpu(), cpu.z, rtol=0, atol=1e-12)
 
 
+class _Shared(nn.Module):
+    """Pixels share weights, so a derivative is a sum of many at few places, which a GPU adds in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8))
+        self.register_buffer("place", torch.arange(1200) % 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1) @ self.w.index_select(0, self.place)
+
+
 @needs_gpu
 @pytest.mark.parametrize("precision", ["full", "bf16"])
-@pytest.mark.parametrize("kind", ["linear", "cnn", "residual", "pairs"])
+@pytest.mark.parametrize("kind", ["linear", "cnn", "residual", "pairs", "shared"])
 def test_cuda_runs_give_the_same_bits_again(kind: str, precision: str, tmp_path) -> None:
     """Iterates, records and checkpoints of two runs, CUDA graphs and evaluation included."""
     rng = np.random.default_rng(0)
@@ -307,6 +319,7 @@ def test_cuda_runs_give_the_same_bits_again(kind: str, precision: str, tmp_path)
                 nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 1),
             ),
             "pairs": CNN(3, 20),
+            "shared": _Shared(),
         }  # fmt: skip
         problem = fs.PairwiseAUC(models[kind]) if kind == "pairs" else fs.AUC(models[kind])
         method = fs.RSPairwise(lr=0.05, local_steps=4) if kind == "pairs" else algorithm
