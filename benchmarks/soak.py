@@ -2,7 +2,7 @@
 
 100,000 clients of 4 samples with 20 features (generated), 1,000 of them a round, a linear model and CODASCA, which keeps a
 variate of the model's size for each client that has worked. The run is written into a folder with its checkpoints, as any
-run is. Memory is read from /proc, after the allocator has given back what is free, so this runs on Linux (glibc) alone.
+run is. Memory is read from /proc, after Python and the allocator have given back what is free: Linux (glibc) alone.
 
     python benchmarks/soak.py [--clients 100000] [--cohort 1000] [--rounds 200] [--json FILE]
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import json
 import os
 import resource
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,6 +29,7 @@ EVERY, WARM = 10, 20  # rounds between two looks; rounds after which everything 
 
 
 def resident_mib() -> float:
+    gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -45,13 +46,13 @@ def soak(clients: int, cohort: int, rounds: int, out: Path) -> dict[str, object]
     )  # fmt: skip
     resident: dict[int, float] = {}
     worked: dict[int, int] = {}
-    seen: set[int] = set()
+    seen = torch.zeros(clients, dtype=torch.bool)
     started = time.perf_counter()
     for record in run:
-        seen.update(record.get("clients", ()))
+        seen[record.get("clients", [])] = True
         if record["round"] % EVERY == 0 or record["round"] == rounds:
             resident[record["round"]] = round(resident_mib(), 1)
-            worked[record["round"]] = len(seen)
+            worked[record["round"]] = int(seen.sum())
     named = [who for record in run.records[WARM + 1 :] if (who := record.get("clients"))]
     numbers = run.problem.n_x + run.problem.n_y  # that a client remembers
     return {
@@ -63,9 +64,7 @@ def soak(clients: int, cohort: int, rounds: int, out: Path) -> dict[str, object]
         "growth_mib": round(resident[rounds] - resident[WARM], 1),
         "new_clients": worked[rounds] - worked[WARM],
         "their_memory_mib": round((worked[rounds] - worked[WARM]) * numbers * 4 / 2**20, 1),
-        "their_names_mib": round(
-            sum(sys.getsizeof(w) + sum(map(sys.getsizeof, w)) for w in named) / 2**20, 1
-        ),
+        "their_names_mib": round(4 * sum(map(len, named)) / 2**20, 1),
         "resident_mib": resident,
     }
 

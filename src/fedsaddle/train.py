@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import warnings
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
@@ -463,9 +464,8 @@ class Run:
             self._saved, self._halved = saved.round, int(saved.accounts["halved"])
             self._guard = max(0, self._guard - self._halved)
             self.algorithm = replace(self.algorithm, **_steps(self.algorithm, self._halved))
-            self._records = clients.alone(
-                lambda: self._folder.rewind(saved.round) if self._folder is not None else []
-            )
+            kept = clients.alone(lambda: self._folder.rewind(saved.round) if self._folder is not None else [])
+            self._records = [_packed(r) for r in kept]
         else:
             del self._records[saved.round + 1 :]
             if self._folder is not None:
@@ -585,7 +585,7 @@ class Run:
             if lam is not None and lam.shape[-1] <= _MAX_LISTED:
                 record["weights"] = [float(f"{v:.4g}") if math.isfinite(v) else None for v in lam[0].tolist()]
         record["seconds"] = time.perf_counter() - started
-        self._records.append(record)
+        self._records.append(_packed(record))
         if self._folder is not None:
             self._folder.append(record)
         if bar is not None:
@@ -631,7 +631,7 @@ class Run:
     @property
     def records(self) -> list[Record]:
         """One record a round, the start included; those of evaluated rounds have metrics."""
-        return self.finish()._records
+        return [_unpacked(r) for r in self.finish()._records]
 
     @property
     def metrics(self) -> Record:
@@ -791,6 +791,15 @@ class _Progress:
         self.bar.update(
             self.task, completed=record["round"], note=f"{rate:.1f} rounds/s  {self.note}  {moved}"
         )
+
+
+def _packed(record: Record) -> Record:
+    """With its participants as 4 bytes each: lists of a thousand numbers would be most of a long run's memory."""
+    return record | {"clients": array("i", record["clients"])} if "clients" in record else record
+
+
+def _unpacked(record: Record) -> Record:
+    return record | {"clients": record["clients"].tolist()} if "clients" in record else record
 
 
 def human_bytes(n: float) -> str:
