@@ -71,7 +71,7 @@ _make = typer.main.get_command
 Strategy = st.SearchStrategy[Any]
 
 MEMORY = 1 << 30  # bytes that a case may ask for beside what the process has
-SECONDS = 10.0  # that a case may take
+SECONDS = 10.0  # of computing that a case may take
 
 # ---------------------------------------------------------------------------------------------- odd values
 
@@ -1029,15 +1029,15 @@ def _limits() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, hard))
 
     def stop(*_: object) -> None:
-        raise TooLong(f"takes more than {SECONDS:g} seconds")
+        raise TooLong(f"takes more than {SECONDS:g} seconds of computing")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 

@@ -280,9 +280,10 @@ def _first_stage(tree: Tree, i: int) -> Config:
 def _needed(tree: Mapping[str, Any]) -> list[str]:
     """The sections that this config has, in order; refuses one that is missing or has no use."""
     data, problem = tree.get("data", {}), tree.get("problem", {})
-    kind = PROBLEMS.get(str(problem.get("name")))
+    of_data, of_problem = (given.get("name") for given in (data, problem))  # of any type still
+    kind = PROBLEMS.get(of_problem) if isinstance(of_problem, str) else None
     has_model = kind is None or issubclass(kind, ModelProblem)
-    generated = str(data.get("name")) in GENERATED
+    generated = isinstance(of_data, str) and of_data in GENERATED
     unused = {}
     if generated:
         unused["partition"] = "generated data has clients"
