@@ -1,0 +1,430 @@
+"""What the site takes from the code, the tests and the experiments, written when it is built.
+
+A page asks for it by a line of its own:
+
+    <!-- algorithms -->                    a table of all algorithms
+    <!-- algorithm: codasca -->            summary, parameters and citation
+    <!-- symbols: codasca -->              the table at the head of algorithms/codasca.py, and its paragraph of deviations
+    <!-- errata: E3 -->                    the rows of docs/mathematics.md
+    <!-- faults: codasca -->               the faults that tests/test_mutations.py puts into a file
+    <!-- tests -->                         the source of the tests that the page names
+    <!-- source: codasca -->               the file
+    <!-- experiments: codasca -->          a paper's claims, tables and figures; of all papers without a name
+    <!-- obtained: codasca/interval; Test AUC -->   one table, with its command
+    <!-- named: problems -->               what a config can name, with its keys
+    <!-- commands -->                      the help of every command
+    <!-- file: SECURITY.md -->             a file of the repository
+
+and {{ codasca/interval; Test AUC; CODASCA; 32 }} is one cell of a table. What is not there ends the build.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import typer
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
+
+from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.cli import app
+from fedsaddle.describe import Kind, parameters, summary, things
+from fedsaddle.reproduce import experiments
+from fedsaddle.toml import quoted
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+EXPERIMENTS = ROOT / "experiments"
+MARK = re.compile(r"^<!-- (\w+)(?:: (.+?))? -->$", flags=re.M)
+CELL = re.compile(r"\{\{ *(.+?) *\}\}")
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)")
+
+
+# ---------------------------------------------------------------------------------------- what mkdocs calls
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Colours from the report's style sheet, figures from the experiments."""
+    files.append(File.generated(config, "assets/colours.css", content=colours()))
+    for folder in sorted(EXPERIMENTS.glob("*/*/obtained")):
+        for figure in folder.rglob("figure.png"):
+            files.append(File.generated(config, figure_uri(figure.parent), abs_src_path=str(figure)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    try:
+        return written(markdown)
+    except (LookupError, OSError, ValueError) as error:
+        raise PluginError(f"{page.file.src_uri}: {error}") from error
+
+
+def written(markdown: str) -> str:
+    """A page with everything that it asks for."""
+
+    def made(mark: re.Match[str]) -> str:
+        if mark[1] not in WRITERS:
+            raise ValueError(f"{mark[0]}: unknown; known are {', '.join(WRITERS)}")
+        if mark[1] == "tests":
+            return tests_source(markdown)
+        return WRITERS[mark[1]](*([mark[2]] if mark[2] else []))
+
+    return MARK.sub(made, CELL.sub(lambda m: cell(*m[1].split("; ")), markdown))
+
+
+# --------------------------------------------------------------------------------------------- algorithms
+
+
+def pages() -> dict[str, str]:
+    """The page of each algorithm, relative to docs/."""
+    out = {}
+    for page in sorted((DOCS / "algorithms").glob("*.md")):
+        for kind, name in MARK.findall(page.read_text(encoding="utf-8")):
+            if kind == "algorithm":
+                out[name] = f"algorithms/{page.name}"
+    return out
+
+
+def all_algorithms() -> str:
+    page = pages()
+    rows = [
+        [
+            f"[`{name}`]({Path(page[name]).name}#{name})",
+            escaped(summary(kind)),
+            escaped(f"{first_author(kind.cites.authors)} {kind.cites.year}"),
+            "yes" if keeps_memory(kind) else "",
+        ]
+        for name, kind in ALGORITHMS.items()
+    ]
+    return table(["name", "method", "paper", "clients remember"], rows)
+
+
+def first_author(authors: str) -> str:
+    names = authors.split(" and ")
+    last = names[0].partition(",")[0]
+    return last if len(names) == 1 else f"{last} et al."
+
+
+def keeps_memory(kind: type) -> bool:
+    from fedsaddle.algorithms import Algorithm
+
+    return kind.memory is not Algorithm.memory  # type: ignore[attr-defined]
+
+
+def algorithm(name: str) -> str:
+    """Its name, parameters and citation."""
+    kind, own = ALGORITHMS[name], parameters(Kind.algorithms, name)
+    rows = [
+        [f"`{key}`", f"`{quoted(about['default'])}`" if about.get("default") is not None else "none"]
+        + [escaped(about["description"] or about["type"])]
+        for key, about in own.items()
+    ]
+    paper = kind.cites
+    return "\n\n".join([
+        f"### `{name}` {{ #{name} }}",
+        f"{escaped(summary(kind))}. In Python `fs.{kind.__name__}`, in a config `name = \"{name}\"`.",
+        table(["parameter", "default", "meaning"], rows),
+        "Compared with its NumPy reference (`tests/test_reference_agreement.py`) in the cases "
+        + ", ".join(f"`{case}`" for case in cases(kind))
+        + ".",
+        f"{escaped(paper.authors)}. *{escaped(paper.title)}*. {escaped(paper.venue)} {paper.year}.",
+        folded("quote", f"BibTeX (`fedsaddle cite {name}`)", fenced(paper.bibtex(), "bibtex")),
+    ])  # fmt: skip
+
+
+def cases(kind: type) -> list[str]:
+    """The rows of tests/harness.py that compare an algorithm with its NumPy reference."""
+    tree = ast.parse((ROOT / "tests/harness.py").read_text(encoding="utf-8"))
+    table = next(n.value for n in tree.body if isinstance(n, ast.AnnAssign) and n.target.id == "CASES")  # type: ignore
+    made = zip(table.keys, table.values, strict=True)  # type: ignore[union-attr]
+    found = [key.value for key, case in made if case.args[0].func.id == kind.__name__]
+    if not found:
+        raise LookupError(f"tests/harness.py has no case of {kind.__name__}")
+    return found
+
+
+def module_doc(module: str) -> str:
+    return inspect.cleandoc(import_module(f"fedsaddle.algorithms.{module}").__doc__ or "")
+
+
+def symbols(module: str) -> str:
+    """The two-column table in a file's docstring, and the paragraphs after it."""
+    head, _, rest = module_doc(module).partition("-+-")
+    names = [part.strip() for part in head.splitlines()[-2].split("|")]
+    lines = rest.partition("\n")[2].split("\n")
+    rows: list[list[str]] = []
+    while lines and "|" in lines[0]:
+        left, _, right = (part.strip() for part in lines.pop(0).partition("|"))
+        if not right and rows:
+            rows[-1][0] += f" {left}"
+        else:
+            rows.append([left, right])
+    paragraphs = "\n".join(lines).strip().split("\n\n")
+    text = [p for p in paragraphs if not p.startswith("    ")]  # equations are in the pseudo-code
+    body = [[escaped(cell) for cell in row] for row in rows]
+    return "\n\n".join([table(names, body), *map(prose, text)])
+
+
+def errata(paper: str) -> str:
+    """A paper's rows of docs/mathematics.md."""
+    text = (DOCS / "mathematics.md").read_text(encoding="utf-8")
+    rows = re.findall(rf"^\| {paper}\.\d+ \|.*$", text, flags=re.M)
+    if not rows:
+        raise LookupError(f"docs/mathematics.md has no row {paper}.*")
+    return "\n".join(["| | paper | here |", "|---|---|---|", *rows])
+
+
+def faults(module: str) -> str:
+    """The errors that the mutation suite puts into a file of algorithms."""
+    tree = ast.parse((ROOT / "tests/test_mutations.py").read_text(encoding="utf-8"))
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "Mutation"]
+    found = [c.args[0].value for c in calls if c.args[1].id == module]  # type: ignore[attr-defined]
+    if not found:
+        raise LookupError(f"tests/test_mutations.py puts no fault into {module}")
+    items = "\n".join(f"- {escaped(fault)}" for fault in found)
+    title = f"{len(found)} faults put into `algorithms/{module}.py`, one at a time: each fails a test"
+    return folded("bug", title, items)
+
+
+def tests_source(markdown: str) -> str:
+    """The tests that a page names, as they are."""
+    named = dict.fromkeys(TEST.findall(markdown))
+    if not named:
+        raise LookupError("the page names no test")
+    blocks = [f"`{file}`\n\n{fenced(function(ROOT / file, name))}" for file, name in named]
+    return folded("example", "These tests, as they are", "\n\n".join(blocks))
+
+
+def function(file: Path, name: str) -> str:
+    """A function's source, with its decorators."""
+    text = file.read_text(encoding="utf-8")
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            return "\n".join(text.split("\n")[first - 1 : node.end_lineno])
+    raise LookupError(f"{file.name} has no test {name}")
+
+
+def source(module: str) -> str:
+    file = ROOT / f"src/fedsaddle/algorithms/{module}.py"
+    return folded("abstract", f"`src/fedsaddle/algorithms/{module}.py`", fenced(file.read_text("utf-8")))
+
+
+# -------------------------------------------------------------------------------------------- experiments
+
+
+@cache
+def results() -> dict[str, Path]:
+    """The folders of all results: "codasca/interval", "cycp/tables/phishing-linear"."""
+    found = sorted(p.parent for p in EXPERIMENTS.glob("*/*/obtained/**/results.json"))
+    return {str(p.relative_to(EXPERIMENTS)).replace("/obtained", ""): p for p in found}
+
+
+def sections(result: str) -> dict[str, str]:
+    """The tables of a result, or the sections of a page, by their captions."""
+    if not result.endswith(".md") and result not in results():
+        raise LookupError(f"{result}: no result of this name; known are {', '.join(results())}")
+    file = DOCS / result if result.endswith(".md") else results()[result] / "table.md"
+    text = file.read_text(encoding="utf-8")
+    parts = [part.partition("\n") for part in text.split("\n## ")[1:]]
+    return {caption: body.strip() for caption, _, body in parts}
+
+
+def section(result: str, caption: str) -> str:
+    for own, body in sections(result).items():
+        if own.startswith(caption):
+            return body
+    raise LookupError(f"{result}: has no table {caption!r}")
+
+
+def command(result: str) -> str:
+    return str(json.loads((results()[result] / "results.json").read_text())["command"])
+
+
+def obtained(asked: str) -> str:
+    result, caption = asked.split("; ")
+    return f"{section(result, caption)}\n\n`{command(result)}`, mean ± standard deviation over three seeds."
+
+
+def cell(result: str, caption: str, row: str, column: str) -> str:
+    """One number of a table."""
+    lines = [line for line in section(result, caption).split("\n") if line.startswith("|")]
+    head, _, *rows = [[c.strip() for c in line.strip("| ").split(" | ")] for line in lines]
+    for own in rows:
+        if own[0] == row and column in head:
+            return own[head.index(column)]
+    raise LookupError(f"{result}, {caption}: has no cell {row!r}, {column!r}")
+
+
+def verdicts(result: str) -> list[dict[str, Any]]:
+    return list(json.loads((results()[result] / "results.json").read_text())["verdicts"])
+
+
+def paper_experiments(paper: str | None = None) -> str:
+    if paper is None:
+        return all_papers()
+    blocks = []
+    for name, title in experiments().items():
+        if not name.startswith(f"{paper}/"):
+            continue
+        blocks.append(f"## {escaped(title)}")
+        published = (EXPERIMENTS / name / "published.md").read_text(encoding="utf-8")
+        blocks.append(folded("info", "What was published, and what is done differently here", level(published)))
+        for result in results():
+            if result == name or result.startswith(f"{name}/"):
+                blocks.extend(one_result(result, name))
+    if not blocks:
+        raise LookupError(f"experiments/{paper}: not there")
+    return "\n\n".join(blocks)
+
+
+def one_result(result: str, name: str) -> Iterator[str]:
+    variant = result.removeprefix(name).strip("/")
+    if variant:
+        yield f"### {variant}"
+    judged = verdicts(result)
+    rows = [
+        [verdict(v["holds"]), f"{escaped(v['claim'])}.<br><small>{escaped(v['numbers'])}</small>"]
+        for v in judged
+    ]
+    yield f"`{command(result)}`"
+    yield table(["", "claim, and what was obtained"], rows)
+    tables = {k: v for k, v in sections(result).items() if v.startswith("|")}
+    for i, (caption, body) in enumerate(tables.items()):
+        yield f"**{escaped(caption)}**\n\n{body}" if i == 0 else folded("note", escaped(caption), body)
+    folder = results()[result]
+    if (folder / "figure.png").exists():
+        yield f"![{escaped(result)}](../{figure_uri(folder)}){{ loading=lazy }}"
+    if (folder / "notes.md").exists():
+        notes = (folder / "notes.md").read_text(encoding="utf-8")
+        yield folded("info", "Notes on what was obtained", level(notes))
+
+
+def all_papers() -> str:
+    rows = []
+    for name, title in experiments().items():
+        for result in results():
+            if result == name or result.startswith(f"{name}/"):
+                held = [v["holds"] for v in verdicts(result)]
+                page = f"[{result}]({name.partition('/')[0]}.md)"
+                rows.append([page, escaped(title), f"{sum(held)} of {len(held)}"])
+    return table(["experiment", "what", "claims that hold"], rows)
+
+
+def verdict(holds: bool) -> str:
+    return ":material-check-circle:{ .holds } holds" if holds else ":material-close-circle:{ .fails } does not"
+
+
+def figure_uri(folder: Path) -> str:
+    return "papers/figures/" + "-".join(folder.relative_to(EXPERIMENTS).parts) + ".png"
+
+
+# ---------------------------------------------------------------------------------------------- reference
+
+
+def named(kind: str) -> str:
+    blocks = []
+    for name, thing in things(Kind(kind)).items():
+        about = parameters(Kind(kind), name)
+        rows = [
+            [f"`{key}`", f"`{quoted(a['default'])}`" if a.get("default") is not None else "", escaped(a["type"])]
+            + [escaped(a["description"])]
+            for key, a in about.items()
+        ]
+        keys = table(["key", "default", "type", "meaning"], rows) if rows else ""
+        blocks.append(f"**`{name}`** {escaped(summary(thing))}.\n\n{keys}")
+    return "\n\n".join(blocks)
+
+
+def commands() -> str:
+    def helps(command: Any, name: str) -> Iterator[str]:
+        inner = getattr(command, "commands", {})
+        context = command.context_class(command, info_name=name, terminal_width=100, max_content_width=100)
+        if not inner:
+            yield f"## `{name}`\n\n{fenced(command.get_help(context).rstrip(), 'text')}"
+        for own, sub in inner.items():
+            yield from helps(sub, f"{name} {own}")
+
+    return "\n\n".join(helps(typer.main.get_command(app), "fedsaddle"))
+
+
+def file(name: str) -> str:
+    """A file of the repository without its title; `docs/x.md` in it becomes a link."""
+    text = (ROOT / name).read_text(encoding="utf-8").partition("\n")[2]
+    return re.sub(r"`docs/(\w+\.md)`", r"[\1](\1)", text)
+
+
+def colours() -> str:
+    """The report's colours as the two schemes of the theme."""
+    css = (ROOT / "src/fedsaddle/assets/report.css").read_text(encoding="utf-8")
+    light, dark = (dict(re.findall(r"(--\w+):(#\w+)", part)) for part in css.partition("@media")[::2])
+    dark = dict(list(dark.items())[: len(light)])
+
+    def scheme(name: str, values: dict[str, str]) -> str:
+        lines = "\n".join(f"  {k}: {v};" for k, v in values.items())
+        return f'[data-md-color-scheme="{name}"] {{\n{lines}\n}}\n'
+
+    return scheme("default", light) + scheme("slate", dark)
+
+
+# ----------------------------------------------------------------------------------------------- markdown
+
+
+def escaped(text: str) -> str:
+    """Plain text as Markdown that shows it as it is; what stands in backticks is code."""
+    parts = re.split(r"(`[^`]+`)", " ".join(str(text).split()))
+    return "".join(
+        p if p.startswith("`") else re.sub(r"([\\*_\[\]<>|~#{}])", lambda m: f"&#{ord(m[1])};", p)
+        for p in parts
+    ).replace("||", "&#124;&#124;")
+
+
+def prose(paragraph: str) -> str:
+    """A docstring's paragraph, of which bold stays bold."""
+    text = escaped(paragraph).replace("&#42;&#42;", "**")
+    return re.sub(r"docs/(\w+\.md)", r"[\1](../\1)", text)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def fenced(code: str, language: str = "python") -> str:
+    return f"````{language}\n{code.rstrip()}\n````"
+
+
+def folded(kind: str, title: str, body: str) -> str:
+    title = title.replace('"', "'")
+    return f'??? {kind} "{title}"\n\n{textwrap.indent(body, "    ")}'
+
+
+def level(text: str) -> str:
+    """Markdown with its headings in bold, to stand inside a page."""
+    text = re.sub(r"^#+ (.+)$", r"**\1**", text, flags=re.M)
+    return re.sub(r"`?docs/(\w+\.md)`?", r"[\1](../\1)", text)
+
+
+WRITERS: dict[str, Callable[..., str]] = {
+    "algorithms": all_algorithms,
+    "algorithm": algorithm,
+    "symbols": symbols,
+    "errata": errata,
+    "faults": faults,
+    "tests": tests_source,
+    "source": source,
+    "experiments": paper_experiments,
+    "obtained": obtained,
+    "named": named,
+    "commands": commands,
+    "file": file,
+}
