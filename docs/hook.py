@@ -46,7 +46,7 @@ ROOT = DOCS.parent
 EXPERIMENTS = ROOT / "experiments"
 MARK = re.compile(r"^<!-- (\w+)(?:: (.+?))? -->$", flags=re.M)
 CELL = re.compile(r"\{\{ *(.+?) *\}\}")
-TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)")
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
 # ---------------------------------------------------------------------------------------- what mkdocs calls
@@ -78,7 +78,8 @@ def written(markdown: str) -> str:
             return tests_source(markdown)
         return WRITERS[mark[1]](*([mark[2]] if mark[2] else []))
 
-    return MARK.sub(made, CELL.sub(lambda m: cell(*m[1].split("; ")), markdown))
+    out = CELL.sub(lambda m: cell(*m[1].split("; ")), markdown)
+    return MARK.sub(made, linked(out) if "<!-- tests -->" in markdown else out)
 
 
 # --------------------------------------------------------------------------------------------- algorithms
@@ -124,8 +125,7 @@ def algorithm(name: str) -> str:
     """Its name, parameters and citation."""
     kind, own = ALGORITHMS[name], parameters(Kind.algorithms, name)
     rows = [
-        [f"`{key}`", f"`{quoted(about['default'])}`" if about.get("default") is not None else "none"]
-        + [escaped(about["description"] or about["type"])]
+        [f"`{key}`", default(about), escaped(about["description"] or about["type"])]
         for key, about in own.items()
     ]
     paper = kind.cites
@@ -192,7 +192,7 @@ def faults(module: str) -> str:
         raise LookupError(f"tests/test_mutations.py puts no fault into {module}")
     items = "\n".join(f"- {escaped(fault)}" for fault in found)
     title = f"{len(found)} faults put into `algorithms/{module}.py`, one at a time: each fails a test"
-    return folded("bug", title, items)
+    return folded("success", title, items)
 
 
 def tests_source(markdown: str) -> str:
@@ -200,8 +200,23 @@ def tests_source(markdown: str) -> str:
     named = dict.fromkeys(TEST.findall(markdown))
     if not named:
         raise LookupError("the page names no test")
-    blocks = [f"`{file}`\n\n{fenced(function(ROOT / file, name))}" for file, name in named]
-    return folded("example", "These tests, as they are", "\n\n".join(blocks))
+    blocks = [
+        f"`{file}::{name}`\n{{ #{name} }}\n\n{fenced(function(ROOT / file, name))}" for file, name in named
+    ]
+    return folded("example", f"The {len(named)} tests that this page names, as they are", "\n\n".join(blocks))
+
+
+def linked(markdown: str) -> str:
+    """Tests that stand in brackets as "test", others by what they say, with a link to their source."""
+
+    def link(words: str, name: str, file: str) -> str:
+        return f'[{words}](#{name} "{file}::{name}")'
+
+    def bracket(found: re.Match[str]) -> str:
+        return TEST.sub(lambda m: link("test", m[2], m[1]), found[0])
+
+    markdown = re.sub(rf"\((?:{TEST.pattern},?\s*)+\)", bracket, markdown)
+    return TEST.sub(lambda m: link(m[2].removeprefix("test_").replace("_", " "), m[2], m[1]), markdown)
 
 
 def function(file: Path, name: str) -> str:
@@ -242,7 +257,7 @@ def sections(result: str) -> dict[str, str]:
 def section(result: str, caption: str) -> str:
     for own, body in sections(result).items():
         if own.startswith(caption):
-            return body
+            return unbroken(body)
     raise LookupError(f"{result}: has no table {caption!r}")
 
 
@@ -278,7 +293,9 @@ def paper_experiments(paper: str | None = None) -> str:
             continue
         blocks.append(f"## {escaped(title)}")
         published = (EXPERIMENTS / name / "published.md").read_text(encoding="utf-8")
-        blocks.append(folded("info", "What was published, and what is done differently here", level(published)))
+        blocks.append(
+            folded("info", "What was published, and what is done differently here", level(published))
+        )
         for result in results():
             if result == name or result.startswith(f"{name}/"):
                 blocks.extend(one_result(result, name))
@@ -300,6 +317,7 @@ def one_result(result: str, name: str) -> Iterator[str]:
     yield table(["", "claim, and what was obtained"], rows)
     tables = {k: v for k, v in sections(result).items() if v.startswith("|")}
     for i, (caption, body) in enumerate(tables.items()):
+        body = unbroken(body)
         yield f"**{escaped(caption)}**\n\n{body}" if i == 0 else folded("note", escaped(caption), body)
     folder = results()[result]
     if (folder / "figure.png").exists():
@@ -321,7 +339,11 @@ def all_papers() -> str:
 
 
 def verdict(holds: bool) -> str:
-    return ":material-check-circle:{ .holds } holds" if holds else ":material-close-circle:{ .fails } does not"
+    return (
+        ":material-check-circle:{ .holds } holds"
+        if holds
+        else ":material-close-circle:{ .fails } does not hold"
+    )
 
 
 def figure_uri(folder: Path) -> str:
@@ -336,8 +358,7 @@ def named(kind: str) -> str:
     for name, thing in things(Kind(kind)).items():
         about = parameters(Kind(kind), name)
         rows = [
-            [f"`{key}`", f"`{quoted(a['default'])}`" if a.get("default") is not None else "", escaped(a["type"])]
-            + [escaped(a["description"])]
+            [f"`{key}`", default(a), escaped(a["type"]), escaped(a["description"])]
             for key, a in about.items()
         ]
         keys = table(["key", "default", "type", "meaning"], rows) if rows else ""
@@ -358,9 +379,8 @@ def commands() -> str:
 
 
 def file(name: str) -> str:
-    """A file of the repository without its title; `docs/x.md` in it becomes a link."""
-    text = (ROOT / name).read_text(encoding="utf-8").partition("\n")[2]
-    return re.sub(r"`docs/(\w+\.md)`", r"[\1](\1)", text)
+    """A file of the repository without its title."""
+    return to_pages((ROOT / name).read_text(encoding="utf-8").partition("\n")[2])
 
 
 def colours() -> str:
@@ -390,13 +410,25 @@ def escaped(text: str) -> str:
 
 def prose(paragraph: str) -> str:
     """A docstring's paragraph, of which bold stays bold."""
-    text = escaped(paragraph).replace("&#42;&#42;", "**")
-    return re.sub(r"docs/(\w+\.md)", r"[\1](../\1)", text)
+    return to_pages(escaped(paragraph).replace("&#42;&#42;", "**"), "../")
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def unbroken(body: str) -> str:
+    """A table whose numbers stay on one line."""
+    return body.replace(" ± ", "\u00a0±\u00a0")
+
+
+def default(about: dict[str, Any]) -> str:
+    value = about.get("default")
+    if value is None:
+        return "" if about["required"] else "none"
+    short = float(f"{value:.4g}") if isinstance(value, float) else value
+    return f"`{quoted(short)}`"
 
 
 def fenced(code: str, language: str = "python") -> str:
@@ -411,7 +443,12 @@ def folded(kind: str, title: str, body: str) -> str:
 def level(text: str) -> str:
     """Markdown with its headings in bold, to stand inside a page."""
     text = re.sub(r"^#+ (.+)$", r"**\1**", text, flags=re.M)
-    return re.sub(r"`?docs/(\w+\.md)`?", r"[\1](../\1)", text)
+    return to_pages(text, "../")
+
+
+def to_pages(text: str, up: str = "") -> str:
+    """`docs/x.md`, as files outside of docs/ speak of it, as a link to the page."""
+    return re.sub(r"`?docs/((\w+)\.md)`?", rf"[\2]({up}\1)", text)
 
 
 WRITERS: dict[str, Callable[..., str]] = {
