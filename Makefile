@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
 	$(BIN)/python -m pip install -q
 
-.PHONY: demo test lint types check audit clean
+.PHONY: demo test lint types check docs audit clean
 .NOTPARALLEL: # one virtual environment, one pip at a time
 .DELETE_ON_ERROR: # a half-made environment is made again
 
@@ -25,11 +25,14 @@ types: .venv/.dev
 
 check: lint types test
 
+docs: .venv/.dev # the site, in site/index.html; a warning, such as a broken link, ends the build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 audit: .venv/.dev # known vulnerabilities of the pinned packages, as far as the registry answers
 	$(BIN)/python .ci/audit.py
 
 clean: # back to a clean clone; runs/ is left alone
-	rm -rf .venv demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv demo site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
