@@ -102,23 +102,17 @@ def all_algorithms() -> str:
             f"[`{name}`]({Path(page[name]).name}#{name})",
             escaped(summary(kind)),
             escaped(f"{first_author(kind.cites.authors)} {kind.cites.year}"),
-            "yes" if keeps_memory(kind) else "",
+            f"`{kind.__module__.rpartition('.')[2]}.py`",
         ]
         for name, kind in ALGORITHMS.items()
     ]
-    return table(["name", "method", "paper", "clients remember"], rows)
+    return table(["name", "method", "paper", "file"], rows)
 
 
 def first_author(authors: str) -> str:
     names = authors.split(" and ")
     last = names[0].partition(",")[0]
     return last if len(names) == 1 else f"{last} et al."
-
-
-def keeps_memory(kind: type) -> bool:
-    from fedsaddle.algorithms import Algorithm
-
-    return kind.memory is not Algorithm.memory  # type: ignore[attr-defined]
 
 
 def algorithm(name: str) -> str:
@@ -144,8 +138,8 @@ def algorithm(name: str) -> str:
 def cases(kind: type) -> list[str]:
     """The rows of tests/harness.py that compare an algorithm with its NumPy reference."""
     tree = ast.parse((ROOT / "tests/harness.py").read_text(encoding="utf-8"))
-    table = next(n.value for n in tree.body if isinstance(n, ast.AnnAssign) and n.target.id == "CASES")  # type: ignore
-    made = zip(table.keys, table.values, strict=True)  # type: ignore[union-attr]
+    table = next(n.value for n in tree.body if isinstance(n, ast.AnnAssign) and n.target.id == "CASES")
+    made = zip(table.keys, table.values, strict=True)
     found = [key.value for key, case in made if case.args[0].func.id == kind.__name__]
     if not found:
         raise LookupError(f"tests/harness.py has no case of {kind.__name__}")
@@ -187,7 +181,7 @@ def faults(module: str) -> str:
     """The errors that the mutation suite puts into a file of algorithms."""
     tree = ast.parse((ROOT / "tests/test_mutations.py").read_text(encoding="utf-8"))
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "Mutation"]
-    found = [c.args[0].value for c in calls if c.args[1].id == module]  # type: ignore[attr-defined]
+    found = [c.args[0].value for c in calls if c.args[1].id == module]
     if not found:
         raise LookupError(f"tests/test_mutations.py puts no fault into {module}")
     items = "\n".join(f"- {escaped(fault)}" for fault in found)
@@ -358,10 +352,10 @@ def named(kind: str) -> str:
     for name, thing in things(Kind(kind)).items():
         about = parameters(Kind(kind), name)
         rows = [
-            [f"`{key}`", default(a), escaped(a["type"]), escaped(a["description"])]
+            [f"`{key}`", default(a), f"{escaped(a['description'])} <small>({escaped(a['type'])})</small>"]
             for key, a in about.items()
         ]
-        keys = table(["key", "default", "type", "meaning"], rows) if rows else ""
+        keys = table(["key", "default", "meaning"], rows) if rows else ""
         blocks.append(f"**`{name}`** {escaped(summary(thing))}.\n\n{keys}")
     return "\n\n".join(blocks)
 
