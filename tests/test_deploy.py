@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -176,15 +177,22 @@ def in_thread(function: Callable[[], None]) -> Iterator[None]:
     assert not failed, failed
 
 
-def test_a_killed_server_resumes_and_strangers_are_refused(tmp_path: Path) -> None:
+def test_a_killed_server_resumes_and_strangers_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home, whole = federation(tmp_path / "f")
+    tracked = ["--track", "tensorboard"] if find_spec("tensorboard") else []
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "tensorboard.py").write_text("raise ImportError\n")  # it is the server's affair
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "sites"))
     settings = config(home, "codasca", algorithm={"local_steps": 300, "lr": 0.005}, rounds=6)
     file, out = tmp_path / "run.toml", tmp_path / "out"
     file.write_text(fs.config.dump(settings))
     command = [sys.executable, "-m", "fedsaddle", "deploy"]
     with quick(), local_sites(home):
+        monkeypatch.undo()
         server = subprocess.Popen(
-            [*command, "run", str(file), "--out", str(out), "--quiet"], stdout=subprocess.PIPE
+            [*command, "run", str(file), "--out", str(out), "--quiet", *tracked], stdout=subprocess.PIPE
         )
         history = out / "history.jsonl"
         wait_for(lambda: history.exists() and history.read_text().count("\n") >= 3)
@@ -202,6 +210,13 @@ def test_a_killed_server_resumes_and_strangers_are_refused(tmp_path: Path) -> No
         torch.testing.assert_close(got, z[: len(got)], rtol=0, atol=1e-6)
         records = [json.loads(line) for line in history.read_text().splitlines()]
         assert [r["round"] for r in records] == list(range(7)) and records[-1]["failures"] == 0
+        if tracked:  # every round once, although the server was killed
+            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+            points = EventAccumulator(str(out / "tensorboard")).Reload().Scalars("train_auc")
+            assert [(p.step, round(p.value, 5)) for p in points] == [
+                (r["round"], round(r["train_auc"], 5)) for r in records if "train_auc" in r
+            ]
         again = subprocess.run([*command, "resume", str(out)], capture_output=True, text=True)
         assert again.returncode == 2 and "the run has ended" in again.stderr
 

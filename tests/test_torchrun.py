@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -314,10 +315,14 @@ def test_a_process_that_dies_ends_all(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "runs/broken/checkpoint/index.json").read_text())[-1]["round"] > 0
     resumed = torchrun("-m", "fedsaddle", "resume", "runs/broken", "--quiet", cwd=tmp_path)
     assert (resumed.returncode, resumed.stdout) == (0, "runs/broken\n"), resumed.stderr
-    whole = torchrun("-m", "fedsaddle", "run", "broken.toml", "--out", "whole", "--quiet", cwd=tmp_path)
+    tracked = ["--track", "tensorboard"] if find_spec("tensorboard") else []
+    whole = torchrun(
+        "-m", "fedsaddle", "run", "broken.toml", "--out", "whole", "--quiet", *tracked, cwd=tmp_path
+    )
     assert whole.returncode == 0, whole.stderr
     for file in ("history.jsonl", "model.safetensors"):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "runs/broken" / file).read_bytes()
+    assert len(list(tmp_path.rglob("events.*"))) == bool(tracked)  # by the first process alone
 
 
 # --------------------------------------------------------------------------------------- in this process

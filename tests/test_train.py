@@ -148,7 +148,8 @@ def test_divergence_stops_the_run_and_keeps_its_history(federation: fs.Federatio
 def test_import_is_light() -> None:
     code = (
         "import sys, fedsaddle; "
-        "print([m for m in ('sklearn', 'pandas', 'plotly', 'pydantic', 'typer', 'rich', 'scipy') if m in sys.modules])"
+        "print([m for m in ('sklearn', 'pandas', 'plotly', 'pydantic', 'typer', 'rich', 'scipy', "
+        "'tensorboard', 'mlflow', 'wandb') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

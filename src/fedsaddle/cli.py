@@ -22,6 +22,7 @@ import typer
 from fedsaddle import __version__
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.config import RUN_FILES, dump, load
+from fedsaddle.deploy.commands import Track, tracked
 from fedsaddle.deploy.commands import app as deploy_app
 from fedsaddle.describe import Kind, described, parameters, summary, things
 from fedsaddle.engines import torchrun
@@ -112,9 +113,10 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="A new folder; runs/NAME unless given.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the folder.")] = False,
+    track: Track = None,
 ) -> None:
     """Train as a config file says, into a new folder."""
-    config = load(file, assignments or [])
+    config = load(file, [*(assignments or []), *tracked(track)])
     if config.tree["train"]["engine"] == "torchrun" and torchrun.rank() > 0:
         config.run()  # the first process writes and prints
         return
@@ -174,9 +176,10 @@ def sweep(
         typer.Option(metavar="DIR", help="A folder, also of a sweep to go on with; runs/sweep/NAME."),
     ] = None,
     jobs: Jobs = 1,
+    track: Track = None,
 ) -> None:
     """Choose hyper-parameters on validation data."""
-    result = run_sweep(file, assignments or [], out, jobs=jobs)
+    result = run_sweep(file, [*(assignments or []), *tracked(track)], out, jobs=jobs)
     print("\n".join(_aligned(result.table())) + f"\n\n{result.verdict()}\n")
     written = ("runs.jsonl", "table.md", "results.json", "best.toml", "sweep.html")
     print(f"{result.out}: {', '.join(name for name in written if (result.out / name).exists())}")

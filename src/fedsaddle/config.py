@@ -39,6 +39,7 @@
 
     [train]                     # the arguments of fedsaddle.train
     rounds = 100
+    track = ["tensorboard"]     # optional: also "mlflow", "wandb" (trackers.py)
 
 The keys of a section are the arguments of the thing that it names: there is no other list of them. Where an argument may
 be None, "none" says so (`batch_size = "none"`: all local samples).
@@ -82,6 +83,7 @@ from fedsaddle.problems import PROBLEMS, QuadraticSaddle, quadratic_federation
 from fedsaddle.problems.erm import OF_CLASSES
 from fedsaddle.schema import GENERATED, HELD_OUT, NAMED, arguments, factory, filled
 from fedsaddle.toml import quoted, to_toml
+from fedsaddle.trackers import Track
 from fedsaddle.train import Run, train
 
 SECTIONS = {  # in their order, each with an example unless it may be left out
@@ -95,6 +97,7 @@ SECTIONS = {  # in their order, each with an example unless it may be left out
     "train": "rounds = 100",
 }
 RUN_FILES = ("config.toml", HISTORY, CHECKPOINTS, "result.json", "model.safetensors", TANGENT, "report.html")
+_OF_DATA = ("data", "partition", "transform", "model")  # what a run's own description lacks
 _OF_FIRST = ("model", "problem", "algorithm", "participation", "train")  # sections of a first stage
 _PATHS = (
     ("data", "files"),
@@ -114,6 +117,7 @@ class Setup(NamedTuple):
     federation: Federation
     participation: Participation
     train: dict[str, Any]  # the other arguments
+    track: Track  # who is told of the rounds
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,22 @@ class Config:
         problem.check(federation)
         algorithm = _made("algorithm", tree["algorithm"])
         participation = _made("participation", tree["participation"])
-        return Setup(problem, algorithm, federation, participation, arguments("train", tree["train"]))
+        options = arguments("train", tree["train"])
+        track = options.pop("track", None)
+        return Setup(problem, algorithm, federation, participation, options, track)
+
+    def start(self, setup: Setup, **options: Any) -> Run:
+        """The run of what was built, tracked as the config says, not computed yet.
+
+        Args:
+            options: arguments of `train` beside those in the config, or in place of them.
+        """
+        settings = setup.train | {"track": setup.track} | options
+        run = train(*setup[:3], participation=setup.participation, **settings)
+        run.tracking.sections = {k: self.tree[k] for k in _OF_DATA if k in self.tree}
+        if run.out is None:
+            run.tracking.name = self.name
+        return run
 
     def run(
         self,
@@ -191,10 +210,7 @@ class Config:
         if out is not None:
             place = nullcontext(Path(out)) if resume else new_folder(Path(out), numbered)
         with place as folder:
-            run = train(
-                *setup[:3], participation=setup.participation, out=folder, progress=progress, resume=resume, allow=allow,
-                **setup.train,
-            )  # fmt: skip
+            run = self.start(setup, out=folder, progress=progress, resume=resume, allow=allow)
             if folder is not None and not resume:
                 (folder / "config.toml").write_text(dump(self), encoding="utf-8")
             return run.finish()
@@ -356,10 +372,7 @@ def _federation(tree: Tree, progress: bool | None, networks: dict[str, nn.Module
                 first = _first_stage(tree, i)
                 key = to_toml({**first.tree, "transform": tree["transform"][:i]})
                 if key not in networks:
-                    setup = first.build(federation)
-                    participation = setup.participation
-                    run = train(*setup[:3], participation=participation, progress=progress, **setup.train)
-                    networks[key] = run.model
+                    networks[key] = first.start(first.build(federation), progress=progress).model
                 options = arguments("transform", change) | {"first": networks[key], "progress": progress}
                 federation = convexify(federation=federation, **options)
             else:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -29,7 +29,8 @@ from fedsaddle.parse import from_json
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.replicas import run_all, stackable
 from fedsaddle.toml import to_toml
-from fedsaddle.train import Run, train
+from fedsaddle.trackers import flat
+from fedsaddle.train import Run
 
 Entry = dict[str, Any]  # a line of a journal
 Curves = dict[str, list[Any]]  # "round" and the values of metrics in these rounds
@@ -65,13 +66,13 @@ class Journal:
                 raise FedsaddleError(f"{path}, line {n}: is no finished run; delete the line") from None
 
     def __contains__(self, config: Config) -> bool:
-        entry = self._done.get(configs.dump(config))
+        entry = self._done.get(key_of(config))
         if entry is None:
             return False
         return "diverged" in entry["metrics"] or entry.get("curves", {}).keys() >= set(self.curves)
 
     def __getitem__(self, config: Config) -> Entry:
-        return self._done[configs.dump(config)]
+        return self._done[key_of(config)]
 
     def add(self, entries: Sequence[Entry]) -> None:
         """Write down finished runs."""
@@ -81,9 +82,15 @@ class Journal:
             file.writelines(json.dumps(entry) + "\n" for entry in entries)
 
 
+def key_of(config: Config) -> str:
+    """A whole config, less who is told of the run, which changes no result."""
+    options = {k: v for k, v in config.tree["train"].items() if k != "track"}
+    return configs.dump(Config({**config.tree, "train": options}))
+
+
 def _entry(config: Config, run: Run, curves: Sequence[str]) -> Entry:
     """What is written down of a finished run."""
-    key = {"config": configs.dump(config)}
+    key = {"config": key_of(config)}
     try:
         entry = {"metrics": run.metrics, "clients_evaluated_on": run.summary()["clients_evaluated_on"]}
         return key | entry | ({"curves": _curves(run, curves)} if curves else {})
@@ -106,6 +113,28 @@ def short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
+class Tracked(NamedTuple):
+    """How runs are told apart where they are tracked."""
+
+    folder: Path
+    names: dict[str, str]  # by the key of a run
+
+    @classmethod
+    def of(cls, wanted: Sequence[Config], folder: Path) -> Tracked | None:
+        """Runs by what differs between them; None where none is tracked."""
+        if not any(c.tree["train"].get("track") for c in wanted):
+            return None
+        trees = {key_of(c): flat(c.tree) for c in wanted}
+        first = next(iter(trees.values()))
+        keys = dict.fromkeys(k for tree in trees.values() for k in tree if k != "train.track")
+        differ = [k for k in keys if any(tree.get(k) != first.get(k) for tree in trees.values())]
+        names = {}
+        for i, (key, tree) in enumerate(trees.items()):
+            what = ", ".join(f"{k}={tree[k]}" for k in differ if k in tree)
+            names[key] = f"{i + 1:0{len(str(len(trees)))}d} {what}"[:120].rstrip()
+        return cls(folder, names)
+
+
 class Federations:
     """The federation of each distinct [data], [partition] and [transform], loaded once.
 
@@ -120,12 +149,17 @@ class Federations:
     def key(config: Config) -> str:
         return to_toml({k: config.tree[k] for k in ("data", "partition", "transform") if k in config.tree})
 
-    def start(self, config: Config) -> Run:
-        """The run of a config, not computed yet."""
+    def start(self, config: Config, tracked: Tracked | None = None) -> Run:
+        """The run of a config, not computed yet; tracked if it is told as what."""
         key = self.key(config)
         setup = config.build(self._loaded.get(key), networks=self._networks)
         self._loaded[key] = setup.federation
-        return train(*setup[:3], participation=setup.participation, progress=False, **setup.train)
+        if tracked is None:
+            return config.start(setup, progress=False, track=None)
+        run = config.start(setup, progress=False)
+        run.tracking.folder, run.tracking.group = tracked.folder, config.name
+        run.tracking.name = tracked.names[key_of(config)]
+        return run
 
     def drop(self, key: str) -> None:
         self._loaded.pop(key, None)
@@ -149,7 +183,8 @@ def finish(
         federations: those that are loaded already.
         jobs: so many processes compute beside one another, each with one thread and its own copy of the data.
     """
-    left = {configs.dump(c): c for c in wanted if c not in journal}
+    left = {key_of(c): c for c in wanted if c not in journal}
+    tracked = Tracked.of(wanted, journal.path.parent)
     tick(len(wanted) - len(left), "")
     by_data: dict[str, dict[str, list[Config]]] = {}
     for c in left.values():
@@ -160,13 +195,14 @@ def finish(
             most = together  # processes share the GPU, where a run alone costs as much as many together
         alike = [a for by_shape in by_data.values() for a in by_shape.values()]
         _beside(
-            [a[i : i + most] for a in alike for i in range(0, len(a), most)], journal, together, tick, jobs
-        )
+            [a[i : i + most] for a in alike for i in range(0, len(a), most)],
+            journal, together, tick, jobs, tracked,
+        )  # fmt: skip
         return [journal[c] for c in wanted]
     federations = federations or Federations()
     for data, by_shape in by_data.items():
         for same in by_shape.values():
-            for group in _groups(same, federations, together):
+            for group in _groups(same, federations, together, tracked):
                 text = f"{len(group)} together" if len(group) > 1 else "one by one"
                 tick(0, text)
                 _compute([run for _, run in group])
@@ -176,11 +212,21 @@ def finish(
     return [journal[c] for c in wanted]
 
 
-def _beside(shares: Sequence[list[Config]], journal: Journal, together: int, tick: Tick, jobs: int) -> None:
+def _beside(
+    shares: Sequence[list[Config]],
+    journal: Journal,
+    together: int,
+    tick: Tick,
+    jobs: int,
+    tracked: Tracked | None,
+) -> None:
     """Compute shares of runs, each of which are alike, in several processes."""
     spawn = multiprocessing.get_context("spawn")  # a forked process would inherit torch's threads, and hang
     with ProcessPoolExecutor(jobs, spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        waiting = {pool.submit(_share, [c.tree for c in share], together, journal.curves) for share in shares}
+        waiting = {
+            pool.submit(_share, [c.tree for c in share], together, journal.curves, tracked)
+            for share in shares
+        }
         tick(0, f"{min(jobs, len(shares))} processes")
         try:
             for done in as_completed(waiting):
@@ -195,11 +241,13 @@ def _beside(shares: Sequence[list[Config]], journal: Journal, together: int, tic
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _share(trees: Sequence[dict[str, Any]], together: int, curves: Sequence[str]) -> list[Entry]:
+def _share(
+    trees: Sequence[dict[str, Any]], together: int, curves: Sequence[str], tracked: Tracked | None
+) -> list[Entry]:
     """In a process of its own: the entries of runs that are alike."""
     entries = []
     alike = [Config(tree) for tree in trees]
-    for group in _groups(alike, _last_federation(Federations.key(alike[0])), together):
+    for group in _groups(alike, _last_federation(Federations.key(alike[0])), together, tracked):
         _compute([run for _, run in group])
         entries += [_entry(c, run, curves) for c, run in group]
     return entries
@@ -224,14 +272,14 @@ def _shape(config: Config) -> str:
 
 
 def _groups(
-    alike: Sequence[Config], federations: Federations, together: int
+    alike: Sequence[Config], federations: Federations, together: int, tracked: Tracked | None
 ) -> Iterator[list[tuple[Config, Run]]]:
     """Runs to be computed as one, group by group; no more of them exist at a time than that."""
     waiting = list(alike)
     while waiting:
-        first = federations.start(waiting[0])
+        first = federations.start(waiting[0], tracked)
         most = together if stackable([first]) is None else 1
-        some = [(waiting[0], first), *((c, federations.start(c)) for c in waiting[1:most])]
+        some = [(waiting[0], first), *((c, federations.start(c, tracked)) for c in waiting[1:most])]
         group = [some[0], *(pair for pair in some[1:] if stackable([first, pair[1]]) is None)]
         yield group
         taken = {id(c) for c, _ in group}

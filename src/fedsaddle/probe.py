@@ -236,7 +236,7 @@ def examine(
     if train_rounds < 0:
         raise FedsaddleError(f"probe: train_rounds must be >= 0, got {train_rounds}")
     setup, tree = config.build(), config.tree
-    problem, algorithm, federation, participation, how = setup
+    problem, algorithm, federation, participation, how, _ = setup
     participation.validate(federation.n_clients)
     run = dataclasses.replace(_setting(setup), accuracy=accuracy)
     with _spinner() as tick:

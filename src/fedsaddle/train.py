@@ -44,6 +44,7 @@ from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.participation import Full, Participation
 from fedsaddle.problem import ModelProblem, Problem, tree_map
 from fedsaddle.sampling import SAMPLINGS
+from fedsaddle.trackers import Track, Tracking, named
 from fedsaddle.wire import tensors_of
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def train(
     guard: int = 0,
     resume: bool = False,
     allow: bool = False,
+    track: Track = None,
 ) -> Run:
     """Train; returns a Run to iterate over or to ask for its model, history and plot.
 
@@ -107,6 +109,8 @@ def train(
         guard: so many times a run that diverges goes back to where it was last evaluated, with half the step sizes.
         resume: go on with the run that `out` holds, from its last checkpoint, as if it had never stopped.
         allow: resume even if the run is described differently now, for instance with more rounds.
+        track: who is told of evaluated rounds: "tensorboard", "mlflow", "wandb", a `Tracker` of your own, or a list of them
+            (`fedsaddle.trackers`). They write into `out`, and change nothing else.
 
     Example:
         >>> import fedsaddle as fs
@@ -119,7 +123,7 @@ def train(
     return Run(
         problem, algorithm, federation, rounds, participation or Full(), Batching(batch_size, sampling), seed, eval_every,
         Machine(engine, torch.device(device), _dtype(dtype), precision, compile, chunk, offload, aggregation),
-        Path(out) if out is not None else None, progress, checkpoint_every, guard, resume, allow,
+        Path(out) if out is not None else None, progress, checkpoint_every, guard, resume, allow, track,
     )  # fmt: skip
 
 
@@ -193,6 +197,7 @@ class Run:
         guard: int = 0,
         resume: bool = False,
         allow: bool = False,
+        track: Track = None,
     ) -> None:
         kinds = (
             ("problem", problem, Problem),
@@ -297,6 +302,9 @@ class Run:
             self._folder = Folder(out, resume)
         elif resume and self.clients.writes:
             raise FedsaddleError("train: resume needs the folder of the run, out")
+        self.tracking = Tracking(
+            named(track) if self.clients.writes else {}, out, resume, self.config, versions()
+        )
         self._saved: int | None = None  # the round of the last checkpoint in the folder
         self._fallback = b""  # the last checkpoint, where a guard may go back to it
         self._stopping = False
@@ -340,7 +348,7 @@ class Run:
             if r == self.rounds:
                 self._save()
         except Diverged as error:
-            self._error = error
+            self.fail(error)
         if self._folder is not None and (r == self.rounds or self._error is not None):
             self._folder.__exit__()
 
@@ -360,6 +368,7 @@ class Run:
     def fail(self, error: BaseException) -> None:
         """The run ends with this error, which asking for a result raises again."""
         self._error = self._error or error
+        self.tracking.fail(error)
 
     def evaluated(self, r: int) -> bool:
         """Whether metrics are computed after r rounds."""
@@ -369,8 +378,11 @@ class Run:
         try:
             with self._folder or nullcontext():
                 yield from self._go()
+        except GeneratorExit as error:  # nobody asks for the rounds that are left
+            self.tracking.fail(error)
+            raise
         except (Exception, KeyboardInterrupt) as error:
-            self._error = error  # asking for a result later says the same
+            self.fail(error)  # asking for a result later says the same
             if self.out is not None and self._saved is not None:
                 error.add_note(f"fedsaddle resume {self.out} goes on after round {self._saved}")
             if isinstance(error, Exception):
@@ -386,6 +398,8 @@ class Run:
             found = clients.alone(lambda: self._folder.latest() if self._folder is not None else b"")
             done = self._restored(found)
             started -= self._records[-1]["seconds"]
+            for record in self._records:
+                self.tracking.log(record)
         else:
             done = 0
             clients.problem = problem = self._posed.prepare(clients)
@@ -588,13 +602,18 @@ class Run:
         self._records.append(_packed(record))
         if self._folder is not None:
             self._folder.append(record)
+        self.tracking.log(record)
         if bar is not None:
             bar.update(record)
         return record
 
     def _save(self) -> None:
-        if self.out is None:
-            return
+        if self.out is not None:
+            self._write(self.out)
+        self.tracking.finish(self.summary)
+
+    def _write(self, out: Path) -> None:
+        """The files of a run that has ended."""
         if isinstance(self.problem, ModelProblem):
             from safetensors.torch import save_file
 
@@ -602,10 +621,10 @@ class Run:
                 k: v.detach().contiguous().clone()
                 for k, v in self.problem.module(self.state.z).state_dict().items()
             }
-            save_file(weights, str(self.out / "model.safetensors"))
+            save_file(weights, str(out / "model.safetensors"))
             if self.federation.tangent is not None:
-                self.federation.tangent.save(self.out / TANGENT)
-        write_whole(self.out / "result.json", (json.dumps(self.summary(), indent=2) + "\n").encode())
+                self.federation.tangent.save(out / TANGENT)
+        write_whole(out / "result.json", (json.dumps(self.summary(), indent=2) + "\n").encode())
 
     # ---- the result --------------------------------------------------------------------------------------
 

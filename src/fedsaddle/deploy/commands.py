@@ -9,17 +9,31 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedsaddle.errors import FedsaddleError, optional_import
+from fedsaddle.toml import to_value
 
 app = typer.Typer(rich_markup_mode=None, help="Run over sites that keep their data.", no_args_is_help=True)
 
 Show = Callable[[Any], None]  # prints a finished run
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="NAME",
+        help="Also tell tensorboard, mlflow or wandb of the rounds; may be repeated.",
+    ),
+]
+
+
+def tracked(track: Sequence[str] | None) -> list[str]:
+    """--track as an assignment."""
+    return [f"train.track={to_value(list(track))}"] if track else []
 
 
 @app.callback()
@@ -113,13 +127,14 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="A new folder; runs/NAME unless given.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the folder.")] = False,
+    track: Track = None,
 ) -> None:
     """Train over the sites of a federation, into a new folder."""
     from fedsaddle.config import load
     from fedsaddle.deploy import drive
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
-    config = load(file, assignments or [])
+    config = load(file, [*(assignments or []), *tracked(track)])
     place = out or Path("runs") / config.name
     _finish(drive.run(config, place, False if quiet else None, numbered=out is None), config.name, quiet)
 

@@ -26,7 +26,7 @@ from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.folder import write_whole
 from fedsaddle.sites import accepted, agree
-from fedsaddle.train import Run, train
+from fedsaddle.train import Run
 from fedsaddle.wire import pack, unpack
 
 AGREED = "agreed.safetensors"
@@ -166,12 +166,9 @@ def _train(
     data = config.tree["data"]
     setup = config.build(outline(post.names, summaries, constants))
     sent = {k: v for k, v in config.tree.items() if k != "data"}
+    sent["train"] = {k: v for k, v in sent["train"].items() if k != "track"}  # the server's own affair
     engine = Deployment(post, run, json.dumps(sent), constants, data["timeout"], data["quorum"])
-    settings: dict[str, Any] = setup.train | {"engine": engine}
-    return train(
-        setup.problem, setup.algorithm, setup.federation, participation=setup.participation, out=folder,
-        progress=progress, resume=resume, allow=allow, **settings,
-    )  # fmt: skip
+    return config.start(setup, engine=engine, out=folder, progress=progress, resume=resume, allow=allow)
 
 
 def outline(names: Sequence[str], summaries: Sequence[Summary], constants: Summary) -> Federation:
