@@ -1,4 +1,4 @@
-"""The command line: run, sweep, compare, probe, list, show, report, cite, reproduce, deploy.
+"""The command line: new, run, sweep, compare, probe, list, show, report, cite, reproduce, doctor, deploy.
 
 Results go to stdout and to files, progress and errors to stderr. A user's mistake is one line and exit code 2, Ctrl-C is
 exit code 130.
@@ -101,6 +101,38 @@ def root(
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
+
+
+@app.command("new")
+def new(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where run.toml goes.")] = Path("."),
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA", help="A .csv or .parquet file, a folder with a file a site, or a data set."
+        ),
+    ] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="What is predicted.")] = None,
+    site: Annotated[str | None, typer.Option(metavar="COLUMN", help="What names the site of a row.")] = None,
+    positive: Annotated[
+        str | None, typer.Option(metavar="VALUE", help="The label that counts as positive.")
+    ] = None,
+    aim: Annotated[
+        str | None,
+        typer.Option(metavar="AIM", help="auc; fair: the worst-off sites; pairs: ranked across sites."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="linear or mlp.")] = None,
+    rounds: Annotated[int | None, typer.Option(metavar="N", help="Rounds of communication.")] = None,
+    sites: Annotated[int | None, typer.Option(metavar="N", help="Over which a data set is dealt.")] = None,
+    script: Annotated[
+        bool, typer.Option("--script", help="Also run.py, which does the same in Python.")
+    ] = False,
+) -> None:
+    """Start a project: a config that suits your data. Asks on a terminal for what is not given."""
+    from fedsaddle.new import Wanted, project
+
+    wanted = Wanted(data, label, site, positive, aim, model, rounds, sites)
+    print("\n".join(project(folder, wanted, script)))
 
 
 @app.command("run")
@@ -342,6 +374,17 @@ def reproduce(
     folder = run_experiment(experiment, quick, out, options=options, jobs=jobs, device=device)
     print((folder / "table.md").read_text(encoding="utf-8"))
     print(f"{folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
+
+
+@app.command("doctor")
+def doctor() -> None:
+    """Check what is installed, the machine and the data; exit code 1 if something that every run needs is broken."""
+    from fedsaddle.doctor import examined
+
+    findings = examined()
+    print("\n".join(_aligned([[f.status, f.what, f.text] for f in findings])))
+    if any(f.status == "broken" for f in findings):
+        raise typer.Exit(1)
 
 
 # -------------------------------------------------------------------------------------------- entry, errors

@@ -397,7 +397,7 @@ def read_files(
     paths: Any, label: str | None, drop: Sequence[str] = (), sep: str = ","
 ) -> tuple[Array, Array, list[IntArray], list[str], tuple[str, ...]]:
     """x, y, the rows of each file, the client that each file names, and the names of x's columns."""
-    files = _expand(paths)
+    files = expand(paths)
     names = [_stem(file) for file in files]
     for i, name in enumerate(names):
         if name in names[:i]:
@@ -414,7 +414,7 @@ def read_files(
     return np.concatenate(xs), np.concatenate(ys), np.split(np.arange(ends[-1]), ends[:-1]), names, columns
 
 
-def _expand(paths: Any) -> list[Path]:
+def expand(paths: Any) -> list[Path]:
     """The files behind a list, a folder or a glob pattern."""
     if isinstance(paths, (str, os.PathLike)):
         place = Path(paths).expanduser()

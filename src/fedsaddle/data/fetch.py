@@ -83,19 +83,20 @@ def fetch(info: DatasetInfo, data_dir: str | os.PathLike[str] | None, check: Cal
     return folder
 
 
-def verify(info: DatasetInfo, file: File, path: Path) -> None:
-    """Compare a file with its known digest, or with the one recorded at its first download."""
+def verify(info: DatasetInfo, file: File, path: Path) -> bool:
+    """Compare a file with its known digest, or with the one recorded at its first download; whether there is one."""
     record = _record(path)
     expected, origin = file.digest, "known"
     if not expected and record.is_file():
         expected, origin = "sha256:" + record.read_text().split()[0], f"recorded in {record.name}"
     if not expected:
-        return
+        return False
     method, _, want = expected.partition(":")
     got = _digest(path, method)
     if got != want:
         detail = f"{method} {got[:16]}... but {want[:16]}... is {origin}"
         raise FedsaddleError(f"{info.name}: {file.name} has {detail}: delete it and download it again")
+    return True
 
 
 def _record(path: Path) -> Path:

@@ -1,0 +1,587 @@
+"""new: a project's first config, from a look at the data.
+
+What the user does not say is proposed: the label is a column with two values, sites are a column of a few repeated names,
+the rarer label is positive, columns that cannot be features are dropped. On a terminal the proposals are questions. The
+config is built on the data before anything is written, so that it runs as it stands.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedsaddle import config as configs
+from fedsaddle.data import DATASETS
+from fedsaddle.errors import FedsaddleError, did_you_mean, first_line
+from fedsaddle.ingest import (
+    column,
+    expand,
+    file_format,
+    levels,
+    missing,
+    no_column,
+    read_frame,
+    short,
+    text_columns,
+    text_of,
+)
+from fedsaddle.parse import from_toml
+from fedsaddle.toml import to_value
+
+CONFIG, SCRIPT = "run.toml", "run.py"
+MODELS = {"linear": "a weighted sum of the features", "mlp": "a small network"}
+BUNDLED = tuple(name for name, info in DATASETS.items() if info.bundled and info.classes)
+_LABELS = (
+    "label", "target", "y", "outcome", "class", "event", "died", "death", "dead", "mortality", "survived", "readmitted",
+    "readmission", "disease", "diagnosis", "positive", "default", "fraud", "churn", "claim", "response", "income",
+)  # fmt: skip
+_SITES = (
+    "site", "hospital", "clinic", "center", "centre", "ward", "institution", "bank", "branch", "insurer", "company",
+    "client", "group", "region", "country", "state", "city", "source", "provider", "facility",
+)  # fmt: skip
+_YES = ("1", "True", "true", "yes", "Yes", "YES", "y", "Y", "positive", "Positive")
+_MOST_SITES = 1000
+_FEW_ROWS = 10  # a site is proposed to have at least so many, on average
+
+
+class Aim(NamedTuple):
+    """What matters to the user, as sections of a config and as Python."""
+
+    about: str
+    problem: dict[str, Any]
+    why: str  # the problem
+    algorithm: dict[str, Any]
+    how: str  # the algorithm
+    classes: tuple[str, str]  # of problem and algorithm in Python
+
+
+AIMS = {
+    "auc": Aim(
+        "the highest AUC over all sites, also where positives are rare",
+        {"name": "auc"},
+        "the AUC as a min-max problem",
+        {"name": "codasca", "lr": 0.1, "local_steps": 10},
+        "local steps with drift correction",
+        ("AUC", "CODASCA"),
+    ),
+    "fair": Aim(
+        "a model that is good on the worst-off sites too",
+        {"name": "erm"},
+        "the logistic loss of each site",
+        {"name": "scaff_pd", "ambiguity": "cvar(0.2)", "tau": 0.1, "sigma": 0.05, "local_steps": 10},
+        "sites with a high loss count more: the worst fifth",
+        ("ERM", "ScaffPD"),
+    ),
+    "pairs": Aim(
+        "pairs ranked rightly across sites, by a loss of score differences",
+        {"name": "pairwise_auc", "loss": "squared_hinge"},
+        "a loss of each positive against each negative, wherever they lie",
+        {"name": "rs_pairwise", "lr": 0.1, "local_steps": 10},
+        "sites share scores, not samples",
+        ("PairwiseAUC", "RSPairwise"),
+    ),
+}
+
+
+class Wanted(NamedTuple):
+    """What the user has said; None: not yet."""
+
+    data: str | None = None
+    label: str | None = None
+    site: str | None = None
+    positive: str | None = None
+    aim: str | None = None
+    model: str | None = None
+    rounds: int | None = None
+    sites: int | None = None  # of a data set that comes without
+
+
+class Ask:
+    """Answers: what the user has said, else what they answer on a terminal, else what is proposed."""
+
+    def __init__(self, terminal: bool) -> None:
+        self.terminal = terminal
+
+    def __call__(
+        self,
+        flag: str,
+        question: str,
+        said: Any,
+        proposed: Any,
+        check: Callable[[Any], Any],
+        why: str = "",
+    ) -> Any:
+        """The checked answer.
+
+        Args:
+            flag: the option that gives it.
+            question: on a terminal.
+            said: by the option, or None.
+            proposed: taken if nothing is said, or None where there is no guess.
+            check: raises a FedsaddleError, or returns the answer as it is used.
+            why: there is no guess.
+        """
+        if said is not None:
+            return check(said)
+        if not self.terminal:
+            if proposed is None:
+                raise FedsaddleError(f"new: {why or f'{flag} is missing'}; give {flag}")
+            return check(proposed)
+        import typer
+
+        while True:
+            answer = typer.prompt(question, default=proposed, err=True)
+            try:
+                return check(answer)
+            except FedsaddleError as error:
+                print(f"  {error}", file=sys.stderr)
+
+
+class Source(NamedTuple):
+    """Where the samples come from, as [data] and [partition], in Python, and in words."""
+
+    data: list[tuple[str, Any, str]]  # key, value, comment
+    partition: list[tuple[str, Any, str]]
+    python: str  # lines that make `federation`
+    words: list[str]
+
+
+def project(folder: Path, wanted: Wanted, script: bool = False, terminal: bool | None = None) -> list[str]:
+    """Write a config, and a script if it is wanted, into a folder; what was done, line by line.
+
+    Args:
+        folder: made if it is not there.
+        wanted: what the user has said.
+        script: also a Python program that does the same.
+        terminal: whether questions can be asked; by default whether stdin is one.
+    """
+    files = [folder / CONFIG, *([folder / SCRIPT] if script else [])]
+    for file in files:
+        if file.exists():
+            raise FedsaddleError(f"{file}: is there already, and is never overwritten; choose another folder")
+    ask = Ask(sys.stdin.isatty() if terminal is None else terminal)
+    data = ask(
+        "--data", f"Data: a .csv or .parquet file, a folder with a file a site, or one of {', '.join(BUNDLED)}",
+        wanted.data, None, _known_data,
+    )  # fmt: skip
+    source = _named(data, wanted, ask) if data in DATASETS else _table(Path(data), folder, wanted, ask)
+    aims = "; ".join(f"{name}: {aim.about}" for name, aim in AIMS.items())
+    aim = ask("--aim", f"What matters ({aims})", wanted.aim, "auc", _one_of("--aim", AIMS))
+    model = ask("--model", "Model (linear or mlp)", wanted.model, "linear", _one_of("--model", MODELS))
+    rounds = ask("--rounds", "Rounds of communication", wanted.rounds, 50, _whole("--rounds"))
+    name = re.sub(r"[^\w-]+", "-", folder.resolve().name).strip("-") or "run"
+    text = _config_text(name, folder, source, AIMS[aim], aim, model, rounds)
+    federation = _rehearsed(text, folder, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [text, _script_text(source, AIMS[aim], model, rounds)]
+    for file, content in zip(files, written, strict=False):
+        with open(file, "x", encoding="utf-8") as stream:  # fails if somebody made it just now
+            stream.write(content)
+    lines = [*source.words, f"{federation!r}", ""]
+    lines += [f"{folder / CONFIG}: fedsaddle run {folder / CONFIG}"]
+    return lines + ([f"{folder / SCRIPT}: python {folder / SCRIPT}"] if script else [])
+
+
+def _rehearsed(text: str, folder: Path, name: str) -> Any:
+    """The federation of a config that is not written yet, which runs."""
+    tree = from_toml(text)
+    configs.anchor(tree, folder.resolve())
+    for key in ("file", "files"):
+        if key in tree["data"]:  # "folder/../file" is not there while the folder is not
+            tree["data"][key] = os.path.normpath(tree["data"][key])
+    config = configs.resolve(tree, name)
+    with _patience("building the federation"):
+        setup = config.build()
+    config.start(setup, progress=False)  # checks the algorithm against the data, computes nothing
+    return setup.federation
+
+
+# ------------------------------------------------------------------------------------------------- the data
+
+
+def _named(name: str, wanted: Wanted, ask: Ask) -> Source:
+    """A data set by its name, dealt to sites."""
+    for flag, said in (("--label", wanted.label), ("--site", wanted.site)):
+        if said is not None:
+            raise FedsaddleError(
+                f"new: {flag} has no use, {name} has no columns to choose from; leave it out"
+            )
+    info = DATASETS[name]
+    if not info.classes:
+        raise FedsaddleError(f"new: {name} is a regression set, and has no AUC; choose another")
+    fixed = info.positive if isinstance(info.positive, str) else None
+    proposed = fixed or info.classes[-1]
+    positive = ask(
+        "--positive", f"Which class is positive ({', '.join(info.classes)})", wanted.positive, proposed,
+        _one_of("--positive", info.classes),
+    )  # fmt: skip
+    sites = ask("--sites", "Over how many sites", wanted.sites, 10, _whole("--sites", 2))
+    own_test = info.bundled == "generated" or "test" in info.facts
+    data: list[tuple[str, Any, str]] = [("name", name, info.description)]
+    options = {}
+    if len(info.classes) > 2 or positive != proposed:
+        data.append(("positive", positive, "against all others"))
+        options["positive"] = positive
+    if not own_test:
+        data.append(("test", 0.25, "each site holds out a quarter of its samples"))
+    partition: list[tuple[str, Any, str]] = [
+        ("name", "dirichlet", "how samples are dealt to sites; fedsaddle list partitions"),
+        ("clients", sites, ""),
+        ("alpha", 0.5, "small: sites differ much"),
+        ("min_per_class", 4, "but each has a few of both classes"),
+    ]
+    dealt = _called_with(
+        "dataset.federation", ['"dirichlet"'], {"clients": sites, "alpha": 0.5, "min_per_class": 4}
+    )
+    python = f"dataset = {_called_with('fs.data.load', [_python(name)], options)}\nfederation = {dealt}"
+    python += "" if own_test else "\nfederation = federation.holdout(0.25)"
+    return Source(data, partition, python, [f"{name}: {info.description}; {positive!r} is positive"])
+
+
+def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
+    """A table with a column of sites, or a table a site."""
+    if wanted.sites is not None:
+        raise FedsaddleError("new: --sites has no use, the data have sites of their own; leave it out")
+    import pandas
+
+    single = path.is_file()
+    files = [path] if single else expand(path)
+    sep = _separator(files[0])
+    with _patience(f"reading {path}"):
+        frames = [read_frame(file, sep) for file in files]
+        frame = frames[0] if single else pandas.concat(frames, ignore_index=True)
+    names = [str(c) for c in frame.columns]
+    frame.columns = names
+    label = ask(
+        "--label", f"Which column is predicted ({short(names)})", wanted.label, _label(frame),
+        _column("--label", path, names), f"no column of {path} has two values",
+    )  # fmt: skip
+    values = _levels(frame[label], label, files[0])
+    if len(values) < 2:
+        raise FedsaddleError(f"new: column {label!r} has one value, {values[0]}; choose another --label")
+    positive = ask(
+        "--positive", f"Which value of {label} is positive ({short(values)})", wanted.positive, _positive(frame[label]),
+        _one_of("--positive", values), f"column {label!r} has {len(values)} values",
+    )  # fmt: skip
+    group = None
+    if single:
+        group = ask(
+            "--site", f"Which column names the site ({short([n for n in names if n != label])})", wanted.site,
+            _site(frame, label), _column("--site", path, [n for n in names if n != label]),
+            f"no column of {path} looks like the name of a site",
+        )  # fmt: skip
+    elif wanted.site is not None:
+        raise FedsaddleError("new: --site has no use, each file is a site; leave it out")
+    dropped = _no_features(frame, [label, *([group] if group else [])])
+    if len(dropped) + 1 + bool(group) >= len(names):
+        raise FedsaddleError(f"{files[0]}: no column is left as a feature; numbers without gaps are needed")
+    return _source(path, folder, sep, label, group, _as_stored(frame[label], positive), dropped, len(files))
+
+
+def _source(
+    path: Path,
+    folder: Path,
+    sep: str,
+    label: str,
+    group: str | None,
+    positive: Any,
+    dropped: dict[str, str],
+    files: int,
+) -> Source:
+    place = _relative(path, folder)
+    data: list[tuple[str, Any, str]] = [
+        (
+            "file" if group else "files",
+            place,
+            "relative to this file" if group else "each file is a site; relative to this file",
+        )
+    ]
+    if group:
+        data.append(("group", group, "the column that names the site"))
+    data += [
+        ("label", label, "what is predicted"),
+        ("positive", positive, "its value that counts as positive"),
+    ]
+    if dropped:
+        data.append(("drop", dropped, "not features:"))
+    if sep != ",":
+        data.append(("sep", sep, "between columns"))
+    data.append(("scale", "standard", "mean 0 and deviation 1 in every column"))
+    data.append(("test", 0.25, "each site holds out a quarter of its samples"))
+    columns = {"label": label, "positive": positive} | ({"drop": list(dropped)} if dropped else {})
+    between = {"sep": sep} if sep != "," else {}
+    if group:
+        read = "read_parquet" if file_format(path) == "parquet" else "read_csv"
+        python = f"frame = {_called_with(f'pd.{read}', [f'HERE / {_python(place)}'], between)}\n"
+        made = _called_with("fs.Federation.from_frame", ["frame"], {"group": group} | columns)
+    else:
+        python = ""
+        made = _called_with("fs.Federation.from_files", [f"str(HERE / {_python(place)})"], columns | between)
+    python += f'federation = {made}\nfederation = federation.holdout(0.25).scaled("standard")'
+    who = f"sites by {group!r}" if group else f"{files} files, each a site"
+    words = [f"{path}: {who}; predicts {label!r}, positive is {positive!r}"]
+    words += [f"  {name!r} is dropped: {why}" for name, why in dropped.items()]
+    return Source(data, [], python, words)
+
+
+def _known_data(said: str) -> str:
+    if said in DATASETS:
+        return said
+    path = Path(said).expanduser()
+    if path.is_file() and file_format(path) not in ("csv", "parquet"):
+        raise FedsaddleError(f"--data: must be a .csv or .parquet file, got {said}; convert it")
+    if not path.exists() and not any(c in said for c in "*?["):
+        hint = did_you_mean(said, DATASETS) if os.sep not in said and "." not in said else ""
+        raise FedsaddleError(
+            f"--data: {said} is no file, no folder and no data set; {hint or 'check the path'}"
+        )
+    if not path.is_file():
+        for file in expand(path):
+            if file_format(file) not in ("csv", "parquet"):
+                raise FedsaddleError(f"--data: sites must be .csv or .parquet files, got {file}; convert it")
+    return str(path)
+
+
+def _separator(file: Path) -> str:
+    """What stands between the columns of a .csv file: what gives its first line most columns."""
+    if file_format(file) != "csv":
+        return ","
+    import pandas
+
+    try:
+        lines = pandas.read_csv(file, sep="\0", header=None, nrows=1, dtype=str, quoting=csv.QUOTE_NONE)
+        first = str(lines.iloc[0, 0])
+    except Exception as error:  # pandas has its own zoo of exceptions
+        raise FedsaddleError(f"{file} cannot be read as csv: {first_line(error)}") from error
+    return max((",", ";", "\t", "|"), key=lambda sep: len(next(csv.reader([first], delimiter=sep))))
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """A path as a config in that folder names it."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:  # on another drive
+        return str(path.resolve())
+
+
+# ------------------------------------------------------------------------------------ a look at the columns
+
+
+def _words(name: str) -> list[str]:
+    """The words of a column's name: "HospitalId" has hospital and id."""
+    return [w.lower() for w in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", name)]
+
+
+def _called(names: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Names with one of these words, the best known first."""
+    ranked = [(known.index(w), name) for name in names for w in _words(name) if w in known]
+    return [name for _, name in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _label(frame: Any) -> str | None:
+    two = [c for c in frame.columns if frame[c].nunique(dropna=True) == 2]
+    likely = _called(two, _LABELS) or _called([c for c in frame.columns if _few(frame[c])], _LABELS)
+    return (likely or two[-1:] or [None])[0]
+
+
+def _few(values: Any) -> bool:
+    return 2 <= int(values.nunique(dropna=True)) <= 20
+
+
+def _site(frame: Any, label: str) -> str | None:
+    texts = set(text_columns(frame))
+
+    def suits(c: str, most: int) -> bool:
+        n = int(frame[c].nunique(dropna=True))
+        return c != label and 2 <= n <= most and n * _FEW_ROWS <= len(frame)
+
+    known = _called([c for c in frame.columns if suits(c, _MOST_SITES)], _SITES)
+    other = [c for c in frame.columns if c in texts and suits(c, _MOST_SITES) and frame[c].nunique() > 2]
+    return (known or other or [None])[0]
+
+
+def _levels(values: Any, name: str, file: Path) -> tuple[str, ...]:
+    return levels(column(values, name), f"{file.name}: {name}", "drop that row, or choose another column")[0]
+
+
+def _positive(values: Any) -> str | None:
+    """The value that says yes, else the rarer of two."""
+    counts = {text_of(k): int(n) for k, n in values.value_counts().items()}
+    if len(counts) != 2:
+        return None
+    return next((yes for yes in _YES if yes in counts), min(counts, key=lambda k: counts[k]))
+
+
+def _as_stored(values: Any, text: str) -> Any:
+    """A label's value as a config has it: a number where the column has numbers."""
+    for value in values.unique().tolist():
+        if text_of(value) == text:
+            if isinstance(value, bool | np.bool_):
+                return bool(value)
+            return int(value) if isinstance(value, float) and value.is_integer() else value
+    return text
+
+
+def _no_features(frame: Any, used: Sequence[str]) -> dict[str, str]:
+    """Columns that cannot be features, and why."""
+    texts, out = set(text_columns(frame)), {}
+    for name in frame.columns:
+        if name in used:
+            continue
+        values = frame[name]
+        if name in texts:
+            out[name] = "text; one-hot encode it to use it"
+        elif int((gaps := missing(column(values, name))).sum()):
+            out[name] = f"{int(gaps.sum())} values are missing; impute them to use it"
+        elif values.dtype.kind in "iu" and values.nunique() == len(values) and "id" in _words(name):
+            out[name] = "a number for each row"
+    return out
+
+
+# -------------------------------------------------------------------------------------------------- answers
+
+
+def _one_of(flag: str, known: Iterable[str]) -> Callable[[str], str]:
+    names = list(known)
+
+    def check(said: str) -> str:
+        if said not in names:
+            raise FedsaddleError(
+                f"{flag}: must be one of {short(names)}, got {said!r}; {did_you_mean(said, names)}".rstrip(
+                    "; "
+                )
+            )
+        return said
+
+    return check
+
+
+def _column(flag: str, path: Path, names: Sequence[str]) -> Callable[[str], str]:
+    def check(said: str) -> str:
+        if said not in names:
+            raise FedsaddleError(f"{flag}: " + no_column(str(path), said, names))
+        return said
+
+    return check
+
+
+def _whole(flag: str, least: int = 1) -> Callable[[Any], int]:
+    def check(said: Any) -> int:
+        if not str(said).isdecimal() or int(said) < least:
+            raise FedsaddleError(f"{flag}: must be a whole number >= {least}, got {said}")
+        return int(said)
+
+    return check
+
+
+def _patience(text: str) -> Any:
+    """A line on stderr while something takes long, where that is a terminal."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(text)
+
+
+# -------------------------------------------------------------------------------------------------- writing
+
+
+def _section(name: str, entries: Iterable[tuple[str, Any, str]]) -> str:
+    lines: list[tuple[str, str]] = []
+    for key, value, comment in entries:
+        if isinstance(value, dict):  # a list, with a comment on each
+            lines += [
+                (f"{key} = [", comment),
+                *((f"  {to_value(k)},", v) for k, v in value.items()),
+                ("]", ""),
+            ]
+        else:
+            lines.append((f"{key} = {to_value(value)}", comment))
+    width = min(max(len(line) for line, _ in lines), 40) + 2
+    told = [f"{line:<{width}}# {comment}" if comment else line for line, comment in lines]
+    return "\n".join([f"[{name}]", *told])
+
+
+def _config_text(name: str, folder: Path, source: Source, aim: Aim, key: str, model: str, rounds: int) -> str:
+    file = folder / CONFIG
+    head = (
+        f"# {aim.about[0].upper()}{aim.about[1:]}.\n#\n"
+        f"#     fedsaddle show {file}     # every default, and who has what; nothing is trained\n"
+        f"#     fedsaddle run {file}\n"
+        f"#     fedsaddle probe {file}    # step sizes that suit the data"
+    )
+    problem = [(k, v, aim.why if k == "name" else "") for k, v in aim.problem.items()]
+    comments = {"name": f"{aim.how}; fedsaddle show {aim.algorithm['name']}"}
+    comments |= {
+        "lr": "step size: halve it if a run diverges",
+        "tau": "step size: halve it if a run diverges",
+    }
+    comments |= {"local_steps": "of each site between two rounds"}
+    algorithm = [(k, v, comments.get(k, "")) for k, v in aim.algorithm.items()]
+    train = [
+        ("rounds", rounds, "rounds of communication"),
+        ("batch_size", 32, '"none": all samples of a site in every step'),
+        ("seed", 0, "of minibatches and of the model's first parameters"),
+    ]
+    network: list[tuple[str, Any, str]] = [("name", model, f"{MODELS[model]}; fedsaddle list models")]
+    network += [("hidden", [16], "units of its layers")] if model == "mlp" else []
+    parts = [head, f"name = {to_value(name)}", _section("data", source.data)]
+    parts += [_section("partition", source.partition)] if source.partition else []
+    parts += [_section("model", network), _section("problem", problem), _section("algorithm", algorithm)]
+    return "\n\n".join([*parts, _section("train", train)]) + "\n"
+
+
+def _python(value: Any) -> str:
+    """A value as Python code has it."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\x7f")
+    return f"[{', '.join(map(_python, value))}]" if isinstance(value, list) else repr(value)
+
+
+def _called_with(function: str, first: Sequence[str], options: dict[str, Any]) -> str:
+    """A call as Python code; a line an argument where one line is too long."""
+    arguments = [*first, *(f"{k}={_python(v)}" for k, v in options.items())]
+    line = f"{function}({', '.join(arguments)})"
+    return line if len(line) < 75 else "\n".join([f"{function}(", *(f"    {a}," for a in arguments), ")"])
+
+
+def _script_text(source: Source, aim: Aim, model: str, rounds: int) -> str:
+    problem, algorithm = ({k: v for k, v in d.items() if k != "name"} for d in (aim.problem, aim.algorithm))
+    hidden = {"hidden": [16]} if model == "mlp" else {}
+    built = _called_with("models.build", [_python(model), 'federation.data["x"].shape[1:]'], hidden)
+    settings = {"rounds": rounds, "batch_size": 32, "seed": 0}
+    imports = (["from pathlib import Path", ""] if "HERE" in source.python else []) + (
+        ["import pandas as pd"] if "pd." in source.python else []
+    )
+    here = ["HERE = Path(__file__).resolve().parent", ""] if "HERE" in source.python else []
+    return "\n".join([
+        f'"""{aim.about[0].upper()}{aim.about[1:]}: the same run as {CONFIG}, in Python."""',
+        "",
+        *imports,
+        "import torch",
+        "",
+        "import fedsaddle as fs",
+        "from fedsaddle import models",
+        "",
+        *here,
+        source.python,
+        "print(federation)",
+        "",
+        "torch.manual_seed(0)  # of the model's first parameters; any nn.Module with one output will do",
+        f"model = {built}",
+        f"# {aim.why}",
+        f"problem = {_called_with(f'fs.{aim.classes[0]}', ['model'], problem)}",
+        f"# {aim.how}",
+        f"algorithm = {_called_with(f'fs.{aim.classes[1]}', [], algorithm)}",
+        f"run = {_called_with('fs.train', ['problem', 'algorithm', 'federation'], settings)}",
+        "",
+        "for name, value in run.metrics.items():",
+        '    print(f"{name:24} {value}")',
+        "",
+    ])  # fmt: skip

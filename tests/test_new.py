@@ -1,0 +1,266 @@
+"""fedsaddle new and fedsaddle doctor: what is written runs as it stands, and what is wrong with a machine is one line."""
+
+from __future__ import annotations
+
+import io
+import re
+import runpy
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedsaddle import cli, doctor
+from fedsaddle.config import load
+from fedsaddle.data import DATASETS
+from fedsaddle.new import AIMS, Wanted, project
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def fedsaddle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path / "no data here"))
+
+    def command(*arguments: str | Path) -> Done:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main([str(a) for a in arguments])
+        assert isinstance(end.value.code, int)
+        return Done(end.value.code, *capsys.readouterr())
+
+    return command
+
+
+def patients(n: int = 240) -> pd.DataFrame:
+    """A table as a hospital has it: numbers of patients, text, gaps, and a rare outcome."""
+    rng = np.random.default_rng(0)
+    died = rng.random(n) < 0.3
+    return pd.DataFrame({
+        "patient_id": rng.permutation(n),
+        "age": rng.integers(20, 90, n) + 10 * died,
+        "sex": rng.choice(["f", "m"], n),
+        "hospital": rng.choice(["north", "south", "the 'old' one"], n),
+        "lactate": np.where(rng.random(n) < 0.1, np.nan, rng.random(n)),
+        "pressure": rng.standard_normal(n) - died,
+        "died": np.where(died, "yes", "no"),
+    })  # fmt: skip
+
+
+def tables(folder: Path) -> None:
+    frame = patients()
+    frame.to_csv(folder / "all.csv", index=False)
+    frame.to_csv(folder / "semicolon.csv.gz", index=False, sep=";")
+    (folder / "sites").mkdir()
+    for i, (_, own) in enumerate(frame.groupby("hospital")):
+        own.drop(columns="hospital").assign(died=(own["died"] == "yes").astype(int)).to_csv(
+            folder / "sites" / f"s{i}.csv", index=False
+        )
+
+
+CASES = {
+    "a table": ("all.csv", "auc", "linear"),
+    "another separator, packed": ("semicolon.csv.gz", "fair", "mlp"),
+    "a file a site": ("sites", "pairs", "linear"),
+    "a bundled set of three classes": ("wine", "auc", "mlp"),
+    "a generated set with its own test part": ("synthetic_binary", "fair", "linear"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_written_runs_as_it_stands(
+    case: str, fedsaddle: Callable[..., Done], capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, aim, model = CASES[case]
+    tables(Path())
+    flags = ["--aim", aim, "--model", model, "--rounds", "2", "--script"]
+    done = fedsaddle("new", "deep/project", "--data", data, *flags)
+    assert done.code == 0, done.err
+    file = Path("deep/project/run.toml")
+    assert f"fedsaddle run {file}" in done.out
+    assert fedsaddle("show", file).code == 0
+    metrics = load(file).run(progress=False).metrics
+    assert metrics["round"] == 2 and 0.0 <= metrics["auc"] <= 1.0
+
+    state = torch.get_rng_state()
+    ran = runpy.run_path("deep/project/run.py")["run"]  # the same, in Python
+    torch.set_rng_state(state)
+    assert "auc" in capsys.readouterr().out
+    same = {k for k in metrics if k != "seconds"}
+    assert {k: ran.metrics[k] for k in same} == {k: metrics[k] for k in same}
+
+
+def test_every_aim_is_run() -> None:
+    assert {aim for _, aim, _ in CASES.values()} == set(AIMS)
+
+
+def test_columns_are_proposed_and_what_cannot_be_a_feature_is_dropped(fedsaddle: Callable[..., Done]) -> None:
+    tables(Path())
+    done = fedsaddle("new", "p", "--data", "all.csv")
+    assert "sites by 'hospital'; predicts 'died', positive is 'yes'" in done.out
+    text = Path("p/run.toml").read_text()
+    data = tomllib.loads(text)["data"]
+    assert (data["file"], data["group"], data["label"], data["positive"]) == (
+        "../all.csv",
+        "hospital",
+        "died",
+        "yes",
+    )
+    assert data["drop"] == ["patient_id", "sex", "lactate"]
+    assert re.search(r'"lactate", +# \d+ values are missing; impute them to use it', text)
+    assert not Path("p/run.py").exists()
+    frame = patients().rename(columns={"hospital": "from", "died": "flag"})
+    frame["flag"] = (frame["flag"] == "yes").astype(float)
+    frame.to_csv("plain.csv", index=False)  # names that say nothing
+    assert fedsaddle("new", "q", "--data", "plain.csv").code == 0
+    data = tomllib.loads(Path("q/run.toml").read_text())["data"]
+    assert (data["group"], data["label"], data["positive"]) == ("from", "flag", 1)
+    assert fedsaddle("new", "r", "--data", "all.csv", "--positive", "no", "--label", "died").code == 0
+    assert tomllib.loads(Path("r/run.toml").read_text())["data"]["positive"] == "no"
+
+
+def test_nothing_is_overwritten_and_nothing_is_left_of_what_fails(fedsaddle: Callable[..., Done]) -> None:
+    tables(Path())
+    Path("run.py").write_text("mine")
+    done = fedsaddle("new", "--data", "all.csv", "--script")
+    assert done.code == 2 and "run.py: is there already, and is never overwritten" in done.err
+    assert Path("run.py").read_text() == "mine" and not Path("run.toml").exists()
+    assert fedsaddle("new", "--data", "all.csv").code == 0
+    before = Path("run.toml").read_bytes()
+    assert fedsaddle("new", "--data", "wine").code == 2
+    assert Path("run.toml").read_bytes() == before
+    frame = patients()
+    frame.loc[3, "hospital"] = None
+    frame.to_csv("gap.csv", index=False)
+    done = fedsaddle("new", "x", "--data", "gap.csv")
+    assert done.code == 2 and "gap.csv: clients has no value at row 3, line 5 of the file" in done.err
+    assert not Path("x").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "new: --data is missing; give --data"),
+        (["--data", "breast_cance"], "is no file, no folder and no data set; did you mean 'breast_cancer'?"),
+        (["--data", "nowhere.csv"], "nowhere.csv is no file, no folder and no data set; check the path"),
+        (["--data", "notes.txt"], "--data: must be a .csv or .parquet file, got notes.txt"),
+        (["--data", "diabetes"], "diabetes is a regression set"),
+        (["--data", "wine", "--label", "x"], "--label has no use, wine has no columns to choose from"),
+        (["--data", "wine", "--positive", "class_9"], "--positive: must be one of 'class_0', 'class_1', 'class_2'"),
+        (["--data", "all.csv", "--label", "dead"], "--label: all.csv has no column 'dead'"),
+        (["--data", "all.csv", "--label", "age"], "new: column 'age' has"),
+        (["--data", "all.csv", "--site", "died"], "--site: all.csv has no column 'died'"),
+        (["--data", "sites", "--site", "hospital"], "--site has no use, each file is a site"),
+        (["--data", "all.csv", "--sites", "3"], "--sites has no use, the data have sites of their own"),
+        (["--data", "all.csv", "--aim", "fairr"], "'auc', 'fair', 'pairs', got 'fairr'; did you mean 'fair'?"),
+        (["--data", "all.csv", "--model", "cnn"], "--model: must be one of 'linear', 'mlp', got 'cnn'"),
+        (["--data", "all.csv", "--rounds", "0"], "--rounds: must be a whole number >= 1, got 0"),
+        (["--data", "numbers.csv"], "new: no column of numbers.csv looks like the name of a site; give --site"),
+        (["--data", "a9a"], "a9a: found no a9a.bz2"),
+    ],
+)  # fmt: skip
+def test_one_line_for_a_mistake(flags: list[str], says: str, fedsaddle: Callable[..., Done]) -> None:
+    tables(Path())
+    Path("notes.txt").write_text("hello")
+    patients()[["age", "pressure", "died"]].to_csv("numbers.csv", index=False)
+    done = fedsaddle("new", "p", *flags)
+    assert done.code == 2 and done.out == ""
+    assert says in done.err and done.err.count("\n") == 1
+    assert not Path("p").exists()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_questions_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tables(tmp_path)
+    # data; label: a wrong one, then as proposed; positive, site; aim; model; rounds
+    monkeypatch.setattr(sys, "stdin", Terminal("all.csv\nage?\n\n\n\nfair\nmlp\n7\n"))
+    said = project(Path("p"), Wanted(), script=True)
+    tree: dict[str, Any] = tomllib.loads(Path("p/run.toml").read_text())
+    assert (tree["data"]["label"], tree["data"]["group"], tree["data"]["positive"]) == (
+        "died",
+        "hospital",
+        "yes",
+    )
+    assert (tree["algorithm"]["name"], tree["model"]["name"], tree["train"]["rounds"]) == (
+        "scaff_pd",
+        "mlp",
+        7,
+    )
+    asked = capsys.readouterr()
+    assert "--label: all.csv has no column 'age?'" in asked.err
+    assert asked.err.count("Which column is predicted") == 2 and asked.out == ""
+    assert said[-1] == "p/run.py: python p/run.py"
+    monkeypatch.setattr(sys, "stdin", Terminal(""))  # all is said: nothing is asked
+    wanted = Wanted("all.csv", "died", "hospital", "yes", "auc", "linear", 5)
+    project(Path("q"), wanted)
+
+
+# --------------------------------------------------------------------------------------------------- doctor
+
+
+def test_the_doctor_knows_the_requirements() -> None:
+    stated = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert list(doctor.CORE) == stated["dependencies"]
+    extras = {k: v for k, v in stated["optional-dependencies"].items() if k != "dev"}
+    assert {k: packages for k, (_, packages) in doctor.EXTRAS.items()} == extras
+
+
+def test_the_doctor_says_what_is_there_and_how_to_get_the_rest(
+    fedsaddle: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = doctor.metadata.version
+
+    def version(name: str) -> str:
+        if name == "wandb":
+            raise doctor.metadata.PackageNotFoundError
+        return "1.42.0" if name == "flwr" else real(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    (tmp_path / "no data here" / "w8a").mkdir(parents=True)
+    (tmp_path / "no data here" / "w8a" / "w8a.bz2").write_text("other data")
+    done = fedsaddle("doctor")
+    assert done.code == 0, done.out + done.err
+    lines = {row[1]: row for line in done.out.splitlines() if (row := re.split(r"  +", line, maxsplit=2))}
+    assert {row[0] for row in lines.values()} == {"good", "missing"}
+    assert {"torch", "GPU", "threads", "data folder", *doctor.EXTRAS} - {"GPU"} <= lines.keys()
+    assert {name for name, info in DATASETS.items() if not info.bundled} <= lines.keys()
+    assert lines["trackers"][2] == "train.track: lacks wandb>=0.19.11; pip install 'fedsaddle[trackers]'"
+    assert lines["flower"][0] == "missing" and "flwr>=1.41,<1.42" in lines["flower"][2]
+    assert lines["compiler"][0] == "missing" and "no-such-compiler" in lines["compiler"][2]
+    assert lines["a9a"][2] == "to download it: python -c \"import fedsaddle; fedsaddle.data.download('a9a')\""
+    assert lines["w8a"][0] == "missing" and "w8a.bz2 has sha256" in lines["w8a"][2]
+    assert lines["a small run"][0] == "good"
+
+
+def test_what_every_run_needs_decides_the_exit_code(
+    fedsaddle: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setattr(doctor, "CORE", (*doctor.CORE, "numpy>=99", "no-such-package"))
+    done = fedsaddle("doctor")
+    assert done.code == 1
+    broken = [line.split(maxsplit=2)[1:] for line in done.out.splitlines() if line.startswith("broken")]
+    assert [name for name, _ in broken] == ["safetensors", "numpy", "no-such-package"]
+    assert "does not load" in broken[0][1] and "pip install 'numpy>=99'" in broken[1][1]
+    assert broken[2][1] == "is not installed: pip install 'no-such-package'"
