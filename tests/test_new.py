@@ -123,7 +123,7 @@ def test_columns_are_proposed_and_what_cannot_be_a_feature_is_dropped(fedsaddle:
     assert re.search(r'"lactate", +# \d+ values are missing; impute them to use it', text)
     assert not Path("p/run.py").exists()
     frame = patients().rename(columns={"hospital": "from", "died": "flag"})
-    frame["flag"] = (frame["flag"] == "yes").astype(float)
+    frame["flag"] = (frame["flag"] == "no").astype(float)  # 1 is positive, although it is not the rarer one
     frame.to_csv("plain.csv", index=False)  # names that say nothing
     assert fedsaddle("new", "q", "--data", "plain.csv").code == 0
     data = tomllib.loads(Path("q/run.toml").read_text())["data"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import struct
 import sys
+import time
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from fedsaddle.config import Config, load
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.replicas import run_together
 from fedsaddle.toml import to_toml
-from fedsaddle.trackers import TRACKERS, About, Tracker, named
+from fedsaddle.trackers import TRACKERS, About, Tracker, _one_at_a_time, named
 
 for package in ("tensorboard", "mlflow", "wandb", "sqlalchemy"):
     pytest.importorskip(package)
@@ -354,3 +356,18 @@ def test_a_deployment_keeps_its_trackers_to_itself(tmp_path: Path) -> None:
     assert list(mine.rounds) == list(range(run.rounds + 1)) and mine.ended[0][0] == "finished"
     tree = config | {"train": config["train"] | {"track": "wandb"}}
     assert Config(tree).build(whole).track == "wandb" and "track" not in Config(tree).build(whole).train
+
+
+def test_processes_of_a_sweep_make_their_store_one_after_another(tmp_path: Path) -> None:
+    inside: list[int] = []
+
+    def make(i: int) -> bool:
+        with _one_at_a_time(tmp_path / "lock"):
+            inside.append(i)
+            time.sleep(0.05)
+            alone = len(inside) == 1
+            inside.remove(i)
+        return alone
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(make, range(4)))

@@ -19,7 +19,6 @@ and none is left out. A tracker that joins a run when it is resumed is told what
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import math
@@ -29,8 +28,8 @@ import secrets
 import subprocess
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -140,19 +139,14 @@ class MLflow:
             about.folder.mkdir(parents=True, exist_ok=True)
             uri = f"sqlite:///{(about.folder / 'mlflow.db').resolve()}"
             files = (about.folder / "mlflow").resolve().as_uri()
-        for wait in itertools.count(1):  # processes of one sweep make the same store
-            try:
-                self._client = tracking.MlflowClient(uri)
-                if about.id:
-                    self._client.update_run(about.id, status="RUNNING")
-                    self._id = about.id
-                    return about.id
-                experiment = self._experiment(about.group or "fedsaddle", files)
-                break
-            except Exception:
-                if files is None or wait == 5:
-                    raise
-                time.sleep(0.3 * wait)
+        with _one_at_a_time(about.folder / ".mlflow.lock" if files else None), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what makes the tables says more than the user can use
+            self._client = tracking.MlflowClient(uri)
+            experiment = self._experiment(about.group or "fedsaddle", files)
+        if about.id:
+            self._client.update_run(about.id, status="RUNNING")
+            self._id = about.id
+            return about.id
         tags = about.tags | {"mlflow.source.name": "fedsaddle"}
         if "commit" in tags:
             tags["mlflow.source.git.commit"] = tags["commit"]
@@ -361,6 +355,21 @@ def _cell(value: Any) -> str:
 
 def _file_name(name: str) -> str:
     return re.sub(r"[^\w .,=()+-]+", "_", name)
+
+
+@contextmanager
+def _one_at_a_time(file: Path | None) -> Iterator[None]:
+    """Processes of one sweep make a store one after another, where the system has such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        file = None
+    if file is None:
+        yield
+        return
+    with open(file, "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        yield
 
 
 def _commit() -> dict[str, str]:
