@@ -213,6 +213,9 @@ def test_questions_on_a_terminal(
     monkeypatch.setattr(sys, "stdin", Terminal(""))  # all is said: nothing is asked
     wanted = Wanted("all.csv", "died", "hospital", "yes", "auc", "linear", 5)
     project(Path("q"), wanted)
+    with pytest.raises(SystemExit) as end:  # Ctrl-D, or Ctrl-C
+        cli.main(["new", "r"])
+    assert end.value.code == 130 and "fedsaddle: interrupted" in capsys.readouterr().err
 
 
 # --------------------------------------------------------------------------------------------------- doctor

@@ -138,7 +138,10 @@ class Ask:
         import typer
 
         while True:
-            answer = typer.prompt(question, default=proposed, err=True)
+            try:
+                answer = typer.prompt(question, default=proposed, err=True)
+            except typer.Abort:  # Ctrl-C, or the end of what is typed
+                raise KeyboardInterrupt from None
             try:
                 return check(answer)
             except FedsaddleError as error:
