@@ -214,6 +214,18 @@ class Federation:
         held[shuffled] = _rank(row_cell[shuffled]) < quota[row_cell[shuffled]]
         return held
 
+    def pooled(self) -> Federation:
+        """All samples at one client: what could be learned if data might leave their sites, to compare with."""
+        n = torch.tensor([0, self.n_samples])
+        test, valid = self.test and self.test.pooled(), self.valid and self.valid.pooled()
+        return dataclasses.replace(self, offsets=n, names=("all",), test=test, valid=valid)
+
+    def alone(self, i: int) -> Federation:
+        """Client `i`'s samples and everybody's test and validation data: what it learns on its own, to compare with."""
+        data = self.client(i)
+        own = torch.tensor([0, int(self.sizes[i])])
+        return dataclasses.replace(self.pooled(), data=data, offsets=own, names=self.names[i : i + 1])
+
     def scaled(self, how: Literal["none", "unit", "symmetric", "standard"] = "standard") -> Federation:
         """Shift and scale every column of x (channel of images), by statistics of all clients' training samples.
 

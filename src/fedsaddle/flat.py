@@ -8,8 +8,10 @@ mathematics of a small model, and gives convolutions and poolings a layout that 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,16 @@ from torch.nn import functional
 
 from fedsaddle import models
 from fedsaddle.convolution import matrix_convolutions
+
+
+class ModuleAt(NamedTuple):
+    """A module as a loss sees it: called as the module, differentiated in its parameters."""
+
+    vector: Tensor  # all trainable parameters [n], for instance to penalise
+    forward: Callable[..., Tensor]
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        return self.forward(*inputs)
 
 
 class FlatModel:
@@ -76,9 +88,13 @@ class FlatModel:
         parts = [p.view(s) for p, s in zip(w.split(self.sizes), self.shapes, strict=True)]
         return {k: parts[i] for k, i in self._names.items()}
 
-    def _one(self, w: Tensor, x: Tensor) -> Tensor:
-        out: Tensor = functional_call(self.module, self._parameters(w), (x,), tie_weights=False)
+    def _one(self, w: Tensor, *x: Tensor) -> Tensor:
+        out: Tensor = functional_call(self.module, self._parameters(w), x, tie_weights=False)
         return out
+
+    def at(self, w: Tensor) -> ModuleAt:
+        """The module with the parameters w [n], to be called in a function that is differentiated in w."""
+        return ModuleAt(w, functools.partial(self._one, w))
 
     def _matrix(self, w: Tensor, x: Tensor) -> Tensor:
         with matrix_convolutions():

@@ -158,6 +158,15 @@ class Problem(ABC):
         """The problem with its constant tensors on a device."""
         return self
 
+    @property
+    def has_module(self) -> bool:
+        """Whether x are (or begin with) the parameters of a module."""
+        return False
+
+    def module(self, z: Tensor) -> nn.Module:
+        """The trained model as the module that the user brought: z [1, d] or [d]."""
+        raise FedsaddleError(f"{type(self).__name__}: has no model; its solution is run.z")
+
 
 @dataclass(frozen=True, eq=False)
 class ModelProblem(Problem):
@@ -251,8 +260,11 @@ class ModelProblem(Problem):
                 [self.at_each(z, batch, function).squeeze(-2) for batch in split.pieces(len(z))], -1
             )
 
+    @property
+    def has_module(self) -> bool:
+        return True
+
     def module(self, z: Tensor) -> nn.Module:
-        """The trained model as the module that the user brought: z [1, d] or [d]."""
         return self.flat.module_at(z.reshape(-1)[: self.flat.n])
 
 

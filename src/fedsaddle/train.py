@@ -42,7 +42,7 @@ from fedsaddle.flat import FlatModel
 from fedsaddle.folder import TANGENT, Folder, differing, write_whole
 from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.participation import Full, Participation
-from fedsaddle.problem import ModelProblem, Problem, tree_map
+from fedsaddle.problem import Problem, tree_map
 from fedsaddle.sampling import SAMPLINGS
 from fedsaddle.trackers import Track, Tracking, named
 from fedsaddle.wire import tensors_of
@@ -223,17 +223,13 @@ class Run:
         )
         _require("eval_every", eval_every is None or eval_every >= 1, ">= 1", eval_every)
         _require("seed", seed >= 0, ">= 0", seed)
-        if federation.n_clients < 2 or not federation.sizes.all():
-            empty = next(
-                (name for name, n in zip(federation.names, federation.sizes.tolist(), strict=True) if n == 0),
-                None,
+        if not federation.n_clients:
+            raise FedsaddleError("train: the federation has no clients; give it one at least")
+        if not federation.sizes.all():
+            empty = federation.names[int((federation.sizes == 0).nonzero()[0])]
+            raise FedsaddleError(
+                f"train: client {empty!r} has no samples; leave it out, or partition the data differently"
             )
-            rule = (
-                f"client {empty!r} has no samples"
-                if empty is not None
-                else "a federation needs at least 2 clients"
-            )
-            raise FedsaddleError(f"train: {rule}; leave it out, or partition the data differently")
         problem.check(federation)
         algorithm.check(problem)
         participation.validate(federation.n_clients)
@@ -614,7 +610,7 @@ class Run:
 
     def _write(self, out: Path) -> None:
         """The files of a run that has ended."""
-        if isinstance(self.problem, ModelProblem):
+        if self.problem.has_module:
             from safetensors.torch import save_file
 
             weights = {
@@ -642,10 +638,7 @@ class Run:
     @property
     def model(self) -> nn.Module:
         """The trained model, as the module that was brought."""
-        z = self.z
-        if not isinstance(self.problem, ModelProblem):
-            raise FedsaddleError(f"{type(self.problem).__name__}: has no model; its solution is run.z")
-        return self.problem.module(z)
+        return self.problem.module(self.z)
 
     @property
     def records(self) -> list[Record]:
