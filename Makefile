@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
 	$(BIN)/python -m pip install -q
 
-.PHONY: demo test lint types check docs audit clean
+.PHONY: demo test lint types check docs notebooks audit clean
 .NOTPARALLEL: # one virtual environment, one pip at a time
 .DELETE_ON_ERROR: # a half-made environment is made again
 
@@ -30,6 +30,11 @@ docs: .venv/.dev # the site, in site/index.html; a warning, such as a broken lin
 
 audit: .venv/.dev # known vulnerabilities of the pinned packages, as far as the registry answers
 	$(BIN)/python .ci/audit.py
+
+notebooks: .venv/.dev # examples/notebooks from the programs in examples/; tests compare them
+	for f in examples/*.py; do $(BIN)/jupytext --quiet --update --to ipynb --update-metadata \
+	  '{"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}, "jupytext": null}' \
+	  --output examples/notebooks/$$(basename $$f .py).ipynb $$f || exit 1; done
 
 clean: # back to a clean clone; runs/ is left alone
 	rm -rf .venv demo site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -26,8 +26,6 @@ from fedsaddle.keys import in_words
 from fedsaddle.participation import PARTICIPATION
 from fedsaddle.toml import to_toml
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
 
 def tree(**changes: dict[str, Any]) -> dict[str, Any]:
     """A small config of breast_cancer, with keys of its sections changed."""
@@ -95,13 +93,6 @@ def test_a_resolved_config_survives_writing(name: str) -> None:
     again = resolve(tomllib.loads(dump(made)))
     assert again == made
     assert dump(again) == dump(made)
-
-
-@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
-def test_examples_are_valid(example: Path) -> None:
-    made = load(example)
-    assert made.name == example.stem
-    assert resolve(tomllib.loads(dump(made))) == made
 
 
 # ------------------------------------------------------------------------------------------- any config at all

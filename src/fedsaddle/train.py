@@ -270,7 +270,7 @@ class Run:
         }
         self._records: list[Record] = []
         self.state: Any = None
-        self.by_client: dict[str, list[float]] = {}  # last evaluation, client by client; NaN where undefined
+        self._by_client: dict[str, list[float]] = {}  # last evaluation, client by client; NaN where undefined
         if not self.clients.writes:
             out, progress = None, False
         self.out, self._progress = out, progress
@@ -482,7 +482,7 @@ class Run:
                 self._folder.rewind(saved.round)
         if saved.round == self.rounds:
             (found,) = self.look(saved.round, self.state.z.unsqueeze(0))
-            self.by_client = found.evaluation.by_client if found.evaluation is not None else {}
+            self._by_client = found.evaluation.by_client if found.evaluation is not None else {}
         return saved.round
 
     def _take_up(self, saved: Checkpoint) -> None:
@@ -586,7 +586,7 @@ class Run:
             record |= {
                 k: v if math.isfinite(v) else None for k, v in found.evaluation.values.items()
             }  # None: undefined
-            self.by_client = found.evaluation.by_client
+            self._by_client = found.evaluation.by_client
             monitors = {
                 k: v.item() for k, v in _monitors(self.state).items()
             }  # of the algorithm's own sequence
@@ -652,6 +652,11 @@ class Run:
         return {k: v for k, v in record.items() if k not in _LISTS}
 
     @property
+    def by_client(self) -> dict[str, list[float]]:
+        """The last evaluation client by client, in the order of `federation.names`; NaN where a client has no value."""
+        return self.finish()._by_client
+
+    @property
     def history(self) -> pandas.DataFrame:
         """All evaluated rounds, one row each."""
         import pandas
@@ -678,7 +683,7 @@ class Run:
                 "phases": {name: _in_bytes(t) for name, t in traffic.by_phase.items()},
             },
             "per_client": {
-                k: [None if v != v else v for v in values[:_MAX_LISTED]] for k, values in self.by_client.items()
+                k: [None if v != v else v for v in values[:_MAX_LISTED]] for k, values in self._by_client.items()
             },
             "client_names": list(self.federation.names[:_MAX_LISTED]),
             "class_counts": _class_counts(self.federation),
