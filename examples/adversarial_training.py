@@ -46,7 +46,7 @@ problem = fs.Custom(loss, network(), 640, prox_y=f"box({-SIZE}, {SIZE})")
 local = fs.LocalSGDA(lr=0.2, lr_dual=1.0, local_steps=10)
 fedsgda = fs.FedSGDA(lr=0.2, lr_dual=1.0, local_steps=10, estimator="mb")
 fedavg, clean = fs.FedAvg(lr=0.2, local_steps=10), fs.ERM(network(), "cross_entropy")
-common = {"rounds": 60, "eval_every": 60}
+common = {"rounds": 50, "eval_every": 50}
 
 signs = torch.randn(branches.data["x"].shape, generator=torch.Generator().manual_seed(0)).sign()
 noisy = dataclasses.replace(branches, data={**branches.data, "x": branches.data["x"] + SIZE * signs})

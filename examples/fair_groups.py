@@ -54,7 +54,7 @@ methods = {
     "SCAFF-PD, cvar(0.25)": fs.ScaffPD(tau=0.5, sigma=0.5, ambiguity="cvar(0.25)"),
 }
 runs = {
-    name: fs.train(fs.ERM(model(), "logistic"), method, groups, rounds=50, batch_size=64, eval_every=50)
+    name: fs.train(fs.ERM(model(), "logistic"), method, groups, rounds=40, batch_size=64, eval_every=40)
     for name, method in methods.items()
 }
 

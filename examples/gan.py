@@ -68,7 +68,7 @@ def loss(generator, critic, batch):  # one value a sample
 problem = fs.Custom(loss, generator, critic)
 
 # %%
-common = {"rounds": 50, "batch_size": 128, "eval_every": 50}
+common = {"rounds": 40, "batch_size": 128, "eval_every": 40}
 sgda, slow = fs.LocalSGDA(lr=0.3, local_steps=20), fs.LocalSGDA(lr=0.1, local_steps=20)
 runs = {
     "client 0 alone": fs.train(problem, sgda, clients.alone(0), **common),

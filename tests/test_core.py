@@ -527,7 +527,36 @@ def test_custom_prox_is_applied_after_every_step(chunk):
     assert set(z[3:]) & {-0.1, 0.2}
 
 
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_custom_on_modules_is_custom_on_their_parameters(chunk):
+    """A loss of two modules, against the same loss written on vectors; the penalty is of all parameters."""
+    torch.manual_seed(0)
+    net, critic = nn.Linear(2, 1), nn.Sequential(nn.Linear(2, 1), nn.Tanh())
+    fed = federation({"x": np.ones((3, 2))}, {"x": np.arange(8.0).reshape(4, 2) / 8})
+
+    def of_modules(net, critic, batch):
+        return (net(batch["x"]) * critic(batch["x"])).squeeze(-1) - critic.vector.square().sum() / 2
+
+    def of_vectors(x, y, batch):
+        score, judged = batch["x"] @ x[:2] + x[2], (batch["x"] @ y[:2] + y[2]).tanh()
+        return score * judged - y.square().sum() / 2
+
+    start = torch.cat([p.detach().flatten() for m in (net, critic) for p in m.parameters()])
+    modules = Custom(of_modules, net, critic)
+    assert (modules.n_x, modules.n_y) == (3, 3)
+    algorithm = SCAFFOLD(lr=0.05, local_steps=3)
+    a = drive(algorithm, modules, fed, 5, chunk=chunk, batching=Batching(2))
+    b = drive(algorithm, Custom(of_vectors, 3, 3, start=start), fed, 5, chunk=chunk, batching=Batching(2))
+    np.testing.assert_allclose(a.z, b.z, rtol=0, atol=1e-12)
+    trained = modules.module(torch.from_numpy(a.z[-1]))
+    np.testing.assert_array_equal(trained.weight.detach().squeeze(0), a.z[-1][:2])
+
+
 def test_custom_refuses():
+    with pytest.raises(FedsaddleError, match="size_y must be a number or a torch.nn.Module, got '2'"):
+        Custom(quadratic_loss, 3, "2")
+    with pytest.raises(FedsaddleError, match="Custom: has no model; its solution is run.z"):
+        Custom(quadratic_loss, 3, 2).module(torch.zeros(5))
     with pytest.raises(FedsaddleError, match="size_x must be >= 1"):
         Custom(quadratic_loss, 0)
     with pytest.raises(FedsaddleError, match=r"start must have shape \[5\], got \[4\]"):

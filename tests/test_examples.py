@@ -48,8 +48,7 @@ def adversarial(row: Table) -> None:
 
 def gan(row: Table) -> None:
     assert row("client 0 alone")[0] <= 2  # the clusters that it has
-    assert row("Local SGDA")[0] < 4 < row("SCAFFOLD")[0]
-    assert row("FedSGDA")[0] == 6
+    assert row("Local SGDA")[0] < 4 <= min(row("SCAFFOLD")[0], row("FedSGDA")[0])
 
 
 def similar(row: Table) -> None:

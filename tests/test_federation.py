@@ -33,6 +33,21 @@ def refused(text: str, call: Any) -> None:
     assert "\n" not in str(info.value)
 
 
+# ------------------------------------------------------------------------------------- to compare with
+
+
+def test_pooled_and_alone() -> None:
+    fed = Federation.from_arrays(X, Y, clients=GROUPS).with_test(X + 100, Y, clients=GROUPS)
+    pooled, alone = fed.pooled(), fed.alone(1)
+    assert (pooled.n_clients, pooled.n_samples) == (1, 6)
+    torch.testing.assert_close(pooled.data["x"], fed.data["x"])
+    assert alone.names == ("b",)
+    torch.testing.assert_close(alone.client(0)["x"], torch.from_numpy(X[[0, 2, 4]]))
+    for part in (pooled, alone):  # both are tested on everybody's data
+        assert part.test is not None and part.test.n_clients == 1
+        assert sorted(part.test.data["x"][:, 0].tolist()) == sorted((X[:, 0] + 100).tolist())
+
+
 # ------------------------------------------------------------------------------------------------ from arrays
 
 

@@ -50,6 +50,19 @@ def test_history_is_a_data_frame_of_the_evaluated_rounds(federation: fs.Federati
     assert history["auc"].notna().all()
 
 
+def test_one_client_alone_is_plain_training(federation: fs.Federation) -> None:
+    """With all samples in a step, FedAvg on pooled data is gradient descent; results per client come when asked for."""
+    pooled, model = federation.pooled(), torch.nn.Linear(federation.data["x"].shape[1], 1)
+    run = fs.train(fs.ERM(model), fs.FedAvg(lr=0.1, local_steps=5), pooled, rounds=3, batch_size=None)
+    assert len(run.by_client["auc"]) == 1
+    x, sign = pooled.data["x"].float(), 2 * pooled.data["y"].float() - 1
+    for _ in range(15):
+        loss = torch.nn.functional.softplus(-sign * model(x).squeeze(-1)).mean()
+        for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
+            p.data -= 0.1 * g
+    torch.testing.assert_close(run.model.weight, model.weight, atol=1e-5, rtol=0)
+
+
 def test_model_comes_back_as_the_users_module(federation: fs.Federation) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
     before = [p.clone() for p in model.parameters()]
