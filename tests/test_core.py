@@ -553,9 +553,9 @@ def test_custom_on_modules_is_custom_on_their_parameters(chunk):
 
 
 def test_custom_refuses():
-    with pytest.raises(FedsaddleError, match="size_y must be a number or a torch.nn.Module, got '2'"):
+    with pytest.raises(FedsaddleError, match=r"size_y must be a number or a torch\.nn\.Module, got '2'"):
         Custom(quadratic_loss, 3, "2")
-    with pytest.raises(FedsaddleError, match="Custom: has no model; its solution is run.z"):
+    with pytest.raises(FedsaddleError, match=r"Custom: has no model; its solution is run\.z"):
         Custom(quadratic_loss, 3, 2).module(torch.zeros(5))
     with pytest.raises(FedsaddleError, match="size_x must be >= 1"):
         Custom(quadratic_loss, 0)
