@@ -510,7 +510,7 @@ def test_out_that_cannot_be_used(fedsaddle: Command) -> None:
         (["show", "xyzzy"], "'xyzzy' is unknown; try: fedsaddle list algorithms"),
         (["show", "no.toml"], "no.toml: No such file or directory"),
         (["show", "."], "has no result.json, it is not a run"),
-        (["cite", "codsca"], "algorithm 'codsca' is unknown; did you mean 'codasca'?"),
+        (["cite", "codsca"], "cite: 'codsca' is unknown; did you mean 'codasca'?"),
         (["compare", "nowhere"], "nowhere: is not a folder"),
         (["compare"], "Missing argument"),
         (["report", "."], "has no result.json, it is not a run"),
@@ -532,7 +532,7 @@ def test_a_defect_is_not_hidden(fedsaddle: Command, monkeypatch: pytest.MonkeyPa
     def broken(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(cli, "_result", broken)
+    monkeypatch.setattr(cli, "read_result", broken)
     with pytest.raises(ZeroDivisionError):
         cli.main(["report", "."])
 

@@ -1,4 +1,4 @@
-"""The command line: new, run, sweep, compare, probe, list, show, report, cite, reproduce, doctor, deploy.
+"""The command line: new, run, sweep, compare, probe, list, show, report, export, cite, reproduce, doctor, deploy.
 
 Results go to stdout and to files, progress and errors to stderr. A user's mistake is one line and exit code 2, Ctrl-C is
 exit code 130.
@@ -20,15 +20,16 @@ from typing import Annotated, Any
 import typer
 
 from fedsaddle import __version__
-from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.citing import cite as bibtex
 from fedsaddle.config import RUN_FILES, dump, load
 from fedsaddle.deploy.commands import Track, tracked
 from fedsaddle.deploy.commands import app as deploy_app
 from fedsaddle.describe import Kind, described, parameters, summary, things
 from fedsaddle.engines import torchrun
 from fedsaddle.errors import FedsaddleError, did_you_mean, first_line
+from fedsaddle.export import export_onnx
 from fedsaddle.federation import Federation
-from fedsaddle.parse import from_json
+from fedsaddle.folder import read_result
 from fedsaddle.probe import examine
 from fedsaddle.problem import ModelProblem
 from fedsaddle.report import write_comparison, write_report
@@ -230,7 +231,7 @@ def compare(
 
 
 def _compare(folders: Sequence[Path], out: Path) -> None:
-    results = [_result(folder) for folder in folders]
+    results = [read_result(folder) for folder in folders]
     short = [folder.resolve().name for folder in folders]
     names = short if len(set(short)) == len(short) else list(map(str, folders))
     shown = ("auc", "auc_worst20", "train_auc", "accuracy", "accuracy_worst20", "distance")
@@ -318,7 +319,7 @@ def show(
         print("\n\n".join(described(kind, what) for kind in found))
     elif path.is_dir():
         with _as_written(path):
-            _print_result(path.resolve().name, _result(path))
+            _print_result(path.resolve().name, read_result(path))
     elif path.exists() or what.endswith(".toml") or os.sep in what:
         _show_config(path, assignments or [])
     else:
@@ -330,24 +331,30 @@ def show(
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")]) -> None:
     """Write a run's report.html again."""
     with _as_written(folder):
-        _result(folder)
+        read_result(folder)
         print(write_report(folder))
 
 
+@app.command("export")
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
+    onnx: Annotated[Path, typer.Option(metavar="FILE.onnx", help="The file to write.")],
+) -> None:
+    """Write a run's model as ONNX; it takes raw features, their scaling is part of it."""
+    with _as_written(folder):
+        print(export_onnx(folder, onnx))
+
+
 @app.command("cite")
-def cite(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="An algorithm.")] = None) -> None:
-    """Print BibTeX, of an algorithm or of all and fedsaddle."""
-    if name is None:
-        own = (
-            "@software{fedsaddle,\n  author  = {{The fedsaddle developers}},\n"
-            f"  title   = {{fedsaddle: federated min-max optimisation}},\n  version = {{{__version__}}}\n}}"
-        )
-        papers = {a.cites.key: a.cites.bibtex() for a in ALGORITHMS.values()}
-        print("\n\n".join([own, *papers.values()]))
-    elif name in ALGORITHMS:
-        print(ALGORITHMS[name].cites.bibtex())
-    else:
-        raise _unknown("algorithm ", name, ALGORITHMS, "known are " + ", ".join(ALGORITHMS))
+def cite(
+    things: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME|DIR...]", help="Algorithms, problems, data sets, runs."),
+    ] = None,
+) -> None:
+    """Print BibTeX: of what a run used, of what is named, or of fedsaddle and all algorithms."""
+    with _as_written(*map(Path, things or ())):
+        print(bibtex(*(things or ())))
 
 
 @app.command("reproduce")
@@ -444,22 +451,6 @@ def _has_plotly() -> bool:
 
 
 # ------------------------------------------------------------------------------------------------- printing
-
-
-def _result(folder: Path) -> Json:
-    """A run's result.json."""
-    if not folder.is_dir():
-        raise FedsaddleError(f"{folder}: is not a folder; name the folder of a run")
-    try:
-        result: Json = from_json((folder / "result.json").read_bytes())
-        if not {"config", "metrics"} <= result.keys():
-            raise ValueError
-    except FileNotFoundError:
-        why = "the run did not finish" if (folder / "history.jsonl").exists() else "it is not a run"
-        raise FedsaddleError(f"{folder}: has no result.json, {why}") from None
-    except (ValueError, AttributeError):
-        raise FedsaddleError(f"{folder / 'result.json'}: is not the result of a run") from None
-    return result
 
 
 @contextmanager

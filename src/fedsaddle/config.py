@@ -164,9 +164,7 @@ class Config:
             federation = _federation(tree, progress, {} if networks is None else networks)
         model = {}
         if "model" in tree:
-            with _blamed("model"), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(tree["train"]["seed"])
-                model["model"] = _model(tree, federation)
+            model["model"] = self.module(tuple(federation.data["x"].shape[1:]), federation.classes)
         problem: Problem = _made("problem", tree["problem"], **model)
         problem.check(federation)
         algorithm = _made("algorithm", tree["algorithm"])
@@ -187,6 +185,17 @@ class Config:
         if run.out is None:
             run.tracking.name = self.name
         return run
+
+    def module(self, shape: tuple[int, ...], classes: Sequence[str]) -> nn.Module:
+        """The model as training starts from it.
+
+        Args:
+            shape: of a sample.
+            classes: of the labels, one output for each where the problem needs that.
+        """
+        with _blamed("model"), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.tree["train"]["seed"])
+            return _model(self.tree, shape, classes)
 
     def run(
         self,
@@ -411,9 +420,8 @@ def _table(file: Path, sep: str) -> Any:
     return read_frame(file, sep)
 
 
-def _model(tree: Tree, federation: Federation) -> nn.Module:
+def _model(tree: Tree, shape: tuple[int, ...], classes: Sequence[str]) -> nn.Module:
     part, options = tree["model"], arguments("model", tree["model"])
-    shape = tuple(federation.data["x"].shape[1:])
     if "module" in part:
         own = factory(part["module"])
         if "sample_shape" in inspect.signature(own).parameters:
@@ -422,7 +430,7 @@ def _model(tree: Tree, federation: Federation) -> nn.Module:
         return module
     outputs = options.pop("outputs", None)
     if outputs is None:
-        outputs = max(1, len(federation.classes)) if tree["problem"].get("loss") in OF_CLASSES else 1
+        outputs = max(1, len(classes)) if tree["problem"].get("loss") in OF_CLASSES else 1
     return models.build(part["name"], shape, outputs, **options)
 
 

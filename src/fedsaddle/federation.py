@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,17 @@ Array = npt.NDArray[Any]
 IntArray = npt.NDArray[np.int64]
 
 
+class Scaling(NamedTuple):
+    """What has been done to x: (x - shift) / width, float64, each of a shape that broadcasts to x."""
+
+    shift: Tensor
+    width: Tensor
+
+    def then(self, other: Scaling) -> Scaling:
+        """This one, and then the other."""
+        return Scaling(self.shift + self.width * other.shift, self.width * other.width)
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Federation:
     """The data of N clients as tensors whose rows are sorted by client.
@@ -39,6 +50,8 @@ class Federation:
         test: per-client test sets (same names) or one pooled set (one client, `"all"`).
         valid: validation data, likewise.
         tangent: where x are a network's tangent features, what computes those of other samples (`fedsaddle.convexify`).
+        scaling: how the user's samples became x (before any tangent features), so that a trained model can take theirs.
+        dataset: which one of `fedsaddle.data` it is, if any.
     """
 
     data: Mapping[str, Tensor]
@@ -49,6 +62,8 @@ class Federation:
     test: Federation | None = None
     valid: Federation | None = None
     tangent: Tangent | None = None
+    scaling: Scaling | None = None
+    dataset: str | None = None
     _moved: dict[Any, dict[str, Tensor]] = dataclasses.field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -246,16 +261,19 @@ class Federation:
             low == high, low, x.mean(axes, keepdim=True)
         )  # that of equal numbers may be rounded
         deviation = torch.where(low == high, 0.0, x.std(axes, correction=0, keepdim=True))
-        shift, width = shift_and_width(how, mean, deviation, low, high)
+        scaling = Scaling(*shift_and_width(how, mean, deviation, low, high))
 
         def apply(part: Federation) -> Federation:
             x = part.data["x"]
             return dataclasses.replace(
-                part, data={**part.data, "x": ((x.double() - shift) / width).to(x.dtype)}
+                part, data={**part.data, "x": ((x.double() - scaling.shift) / scaling.width).to(x.dtype)}
             )
 
         return dataclasses.replace(
-            apply(self), test=self.test and apply(self.test), valid=self.valid and apply(self.valid)
+            apply(self),
+            test=self.test and apply(self.test),
+            valid=self.valid and apply(self.valid),
+            scaling=scaling if self.scaling is None else self.scaling.then(scaling),
         )
 
     def with_test(

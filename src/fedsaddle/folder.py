@@ -149,6 +149,22 @@ class Folder:
             ) from None
 
 
+def read_result(folder: Path) -> Record:
+    """The result.json of a run that has ended."""
+    if not folder.is_dir():
+        raise FedsaddleError(f"{folder}: is not a folder; name the folder of a run")
+    try:
+        result: Record = from_json((folder / "result.json").read_bytes())
+        if not {"config", "metrics"} <= result.keys():
+            raise ValueError
+    except FileNotFoundError:
+        why = "the run did not finish" if (folder / HISTORY).exists() else "it is not a run"
+        raise FedsaddleError(f"{folder}: has no result.json, {why}") from None
+    except (ValueError, AttributeError):
+        raise FedsaddleError(f"{folder / 'result.json'}: is not the result of a run") from None
+    return result
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that a reader, and a crash at any moment, finds the old one or the new one."""
     temporary = path.with_name(path.name + ".tmp")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Literal, NamedTuple
@@ -22,7 +20,7 @@ from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.participation import Cyclic, Full, Independent, Uniform, calendar
 from fedsaddle.problems import AUC
 from fedsaddle.theory import THEOREMS, Assumption, Constants, Setting, Steps, prescribe, probe
-from fedsaddle.train import train
+from fedsaddle.train import spinner, train
 
 WIDTH = 80
 SAMPLES = 1000  # of a client, evenly spaced
@@ -239,7 +237,7 @@ def examine(
     problem, algorithm, federation, participation, how, _ = setup
     participation.validate(federation.n_clients)
     run = dataclasses.replace(_setting(setup), accuracy=accuracy)
-    with _spinner() as tick:
+    with spinner("probing") as tick:
 
         def constants_at(z: Tensor | None) -> Constants:
             device = how["device"] if how["device"].startswith("cuda") else "cpu"  # others lack float64
@@ -438,25 +436,3 @@ def _filled(text: str, first: str = "  ", then: str | None = None) -> list[str]:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-@contextmanager
-def _spinner() -> Iterator[Callable[[str], None]]:
-    """What goes on, on stderr where that is a terminal; gone in the end."""
-    if not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    from rich import progress
-    from rich.console import Console
-
-    columns = (
-        progress.SpinnerColumn(),
-        progress.TextColumn("{task.description}"),
-        progress.TimeElapsedColumn(),
-    )
-    console = Console(stderr=True)
-    with progress.Progress(
-        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
-    ) as bar:
-        task = bar.add_task("probing")
-        yield lambda text: bar.update(task, description=f"probing, {text}")

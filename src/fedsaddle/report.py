@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedsaddle import figures
-from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.citing import of_result
 from fedsaddle.errors import FedsaddleError, optional_import
 from fedsaddle.figures import LABELS, RESIDUALS, Figure, Group, Run, base, curves, finite, label, plural
 from fedsaddle.parse import from_json
@@ -278,13 +278,11 @@ def _differences(groups: list[Group]) -> _Card | None:
 def _sources(groups: list[Group]) -> list[_Card]:
     """What to cite, and the versions of what was used."""
     runs = [run for g in groups for run in g.runs if run.result]
-    classes = {cls.__name__: cls for cls in ALGORITHMS.values()}
-    known = [name for run in runs if (name := run.settings["algorithm.name"]) in classes]
-    entries = dict.fromkeys(classes[name].cites.bibtex() for name in known)
+    entries = dict.fromkeys(entry for run in runs for entry in of_result(run.result))
     cites = "".join(_element("pre", entry, "cite") for entry in entries)
     names = dict.fromkeys(k for run in runs for k in run.result["versions"])
     versions = [(escape(k), _values(run.result["versions"].get(k, "–") for run in runs)) for k in names]
-    cards = [_Card("cite", f"How to cite the method{'s' * (len(entries) > 1)}", cites)] if entries else []
+    cards = [_Card("cite", "How to cite", cites)] if entries else []
     return cards + ([_Card("versions", "Versions", _pairs(versions))] if versions else [])
 
 

@@ -18,7 +18,7 @@ import threading
 import time
 import warnings
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -50,6 +50,8 @@ from fedsaddle.wire import tensors_of
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
+
+    from fedsaddle.export import RawModel
 
 Record = dict[str, Any]
 _MAX_LISTED = 1000  # clients named or weighed in a record
@@ -637,8 +639,15 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The trained model, as the module that was brought."""
+        """The trained model, as the module that was brought; it takes features as the federation has them, scaled."""
         return self.problem.module(self.z)
+
+    @property
+    def raw_model(self) -> RawModel:
+        """The trained model for features as they were before scaling (`fedsaddle.export`)."""
+        from fedsaddle.export import RawModel
+
+        return RawModel(self.model, self.federation.scaling, self.federation.tangent)
 
     @property
     def records(self) -> list[Record]:
@@ -688,6 +697,8 @@ class Run:
             "client_names": list(self.federation.names[:_MAX_LISTED]),
             "class_counts": _class_counts(self.federation),
             "classes": list(self.federation.classes),
+            "dataset": self.federation.dataset,
+            "sample": _sample(self.federation),
             "versions": versions(),
         } | ({"seconds": self.clients.spent} if self.clients.spent else {})  # fmt: skip
 
@@ -745,6 +756,20 @@ def _class_counts(federation: Federation) -> list[list[int]] | None:
         return None
     counts: list[list[int]] = federation.class_counts().tolist()
     return counts
+
+
+def _sample(federation: Federation) -> Record | None:
+    """Shape and names of the features, and how they were scaled: what a trained model needs to be used."""
+    if "x" not in federation.data:
+        return None
+    scaling = federation.scaling
+    return {
+        "shape": list(federation.data["x"].shape[1:]),
+        "features": list(federation.feature_names),
+        "shift": None if scaling is None else scaling.shift.flatten().tolist(),
+        "width": None if scaling is None else scaling.width.flatten().tolist(),
+        "tangent": federation.tangent is not None,
+    }
 
 
 def _dtype(name: str | torch.dtype) -> torch.dtype:
@@ -817,6 +842,28 @@ def _packed(record: Record) -> Record:
 
 def _unpacked(record: Record) -> Record:
     return record | {"clients": record["clients"].tolist()} if "clients" in record else record
+
+
+@contextmanager
+def spinner(what: str, show: bool | None = None) -> Iterator[Callable[[str], None]]:
+    """Says on stderr what goes on, by default where that is a terminal, and is gone in the end; call it with more to say."""
+    if not (sys.stderr.isatty() if show is None else show):
+        yield lambda text: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with progress.Progress(
+        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as bar:
+        task = bar.add_task(what)
+        yield lambda text: bar.update(task, description=f"{what}, {text}")
 
 
 def human_bytes(n: float) -> str:

@@ -38,6 +38,7 @@ Array = npt.NDArray[Any]
 Folder = str | os.PathLike[str] | None
 
 SCALES = ("none", "unit", "symmetric", "standard")
+_ZEROED = np.float64(1e300)  # width of a column that is constant in the training part, and 0 in all of them
 
 
 def load(
@@ -77,7 +78,7 @@ def load(
     raw = _read(info, data_dir, download, verify, seed, options)
     classes = raw.classes or info.classes
     picked = np.arange(len(raw.parts["train"][1]))
-    parts = _scaled(info, raw.parts, scale or info.scale, limit, seed)
+    parts, scaling = _scaled(info, raw.parts, scale or info.scale, limit, seed)
     if limit is not None:
         picked = _pick(len(picked), limit, seed)
     labels = raw.parts["train"][1][picked]
@@ -108,6 +109,7 @@ def load(
         labels,
         groups,
         info.source,
+        scaling,
     )
 
 
@@ -185,8 +187,8 @@ def _pick(n: int, limit: int, seed: int) -> Array:
 
 def _scaled(
     info: DatasetInfo, raw: dict[str, tuple[Array, Array]], how: str, limit: int | None, seed: int
-) -> dict[str, tuple[Array, Array]]:
-    """All parts as float32, scaled by statistics of the whole training part; that one cut to `limit`."""
+) -> tuple[dict[str, tuple[Array, Array]], tuple[Array, Array] | None]:
+    """All parts as float32, scaled by statistics of the whole training part, that one cut to `limit`; and the scaling."""
     shift, width = _statistics(info, raw["train"][0], how)
     parts = {}
     for part, (x, y) in raw.items():
@@ -199,7 +201,15 @@ def _scaled(
             columns -= shift
             columns /= width
         parts[part] = (x, y)
-    return parts
+    if how == "none":
+        return parts, None
+    rest = max(0, raw["train"][0].shape[1] - shift.shape[1])  # columns that are left as they are
+    both = (shift, 0.0), (np.minimum(width, _ZEROED), 1.0)
+    whole = [
+        np.concatenate([v.astype(np.float64), np.full((1, rest), n)], 1) if rest else v.astype(np.float64)
+        for v, n in both
+    ]
+    return parts, (whole[0], whole[1])
 
 
 def _statistics(info: DatasetInfo, x: Array, how: str) -> tuple[Array, Array]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fedsaddle.errors import FedsaddleError
 
@@ -34,6 +35,7 @@ class Dataset:
         labels: training labels before `positive=` made them binary, to split by; the same as y otherwise.
         groups: a natural client of each training row, where the set has one.
         source: citation and licence line.
+        scaling: shift and width by which all parts are scaled, float64.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Dataset:
     labels: Array | None = None
     groups: Array | None = None
     source: str = ""
+    scaling: tuple[Array, Array] | None = None
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.x.shape[1:]))
@@ -88,7 +91,7 @@ class Dataset:
             Federation(5 clients, 569 samples of 30, 50-257 a client, 37.3% 'malignant')
         """
         from fedsaddle import partitions
-        from fedsaddle.federation import Federation
+        from fedsaddle.federation import Federation, Scaling
 
         if by not in ("y", "labels") or test not in ("pooled", "matching"):
             rule = "by must be 'y' or 'labels' and test 'pooled' or 'matching'"
@@ -121,7 +124,8 @@ class Dataset:
                 split = partitions.matching(data.y, parts, y, seed=seed) if test == "matching" else None
                 values = np.asarray(data.classes)[y] if data.classes else y  # names are never ambiguous
                 fed = fed.with_test(x, values, clients=split, into=into)
-        return fed
+        scaling = None if self.scaling is None else Scaling(*map(torch.from_numpy, self.scaling))
+        return dataclasses.replace(fed, dataset=self.name, scaling=scaling)
 
     def _upper_half_positive(self, options: Mapping[str, Any]) -> tuple[Dataset, Array]:
         """For CODASCA's data: split by the original classes, train on positive against negative ones."""

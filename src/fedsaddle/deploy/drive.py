@@ -23,7 +23,7 @@ from fedsaddle.deploy.link import flower_run, superlink
 from fedsaddle.deploy.protocol import Reply, Request
 from fedsaddle.engines.flower import Ask, Deployment, Post
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.federation import Federation
+from fedsaddle.federation import Federation, Scaling
 from fedsaddle.folder import write_whole
 from fedsaddle.sites import accepted, agree
 from fedsaddle.train import Run
@@ -189,7 +189,20 @@ def outline(names: Sequence[str], summaries: Sequence[Summary], constants: Summa
         y.append(torch.repeat_interleave(torch.tensor(index), summary["labels"].long()))
     offsets = torch.tensor([0, *(len(part) for part in y)]).cumsum(0)
     x = torch.zeros(1, *shape).expand(int(offsets[-1]), *shape)
-    return Federation({"x": x, "y": torch.cat(y)}, offsets, tuple(names), tuple(head["classes"]))
+    features = [*head["columns"], *(f"{c}={v}" for c, values in head["categories"].items() for v in values)]
+    ends = [1, -1, *[1] * (len(shape) - 1)]
+    scaling = Scaling(
+        torch.nn.functional.pad(constants["shift"], (0, categories)).view(ends),
+        torch.nn.functional.pad(constants["width"], (0, categories), value=1.0).view(ends),
+    )
+    return Federation(
+        {"x": x, "y": torch.cat(y)},
+        offsets,
+        tuple(names),
+        tuple(head["classes"]),
+        tuple(features),
+        scaling=scaling,
+    )
 
 
 class _Waiting:

@@ -1,0 +1,224 @@
+"""Trained models for use elsewhere: as a module, or as an ONNX file, that takes features as they were before scaling.
+
+A run's `model` takes features as its federation has them. `RawModel` puts their scaling in front, so that what leaves
+fedsaddle gives the scores of training on the user's own columns.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedsaddle.errors import FedsaddleError, first_line, optional_import
+from fedsaddle.federation import Scaling
+from fedsaddle.folder import read_result, write_whole
+from fedsaddle.train import Run, spinner
+
+if TYPE_CHECKING:
+    from fedsaddle.convexify import Tangent
+    from fedsaddle.estimators import FederatedClassifier
+
+
+class RawModel(nn.Module):
+    """A model behind the scaling of its features: x -> model((x - shift) / width).
+
+    Args:
+        model: what was trained.
+        scaling: of the features it was trained on; None where they were not scaled.
+        tangent: where it was trained on tangent features, what computes them from scaled ones.
+    """
+
+    model: nn.Module
+    shift: Tensor | None
+    width: Tensor | None
+
+    def __init__(self, model: nn.Module, scaling: Scaling | None, tangent: Tangent | None = None) -> None:
+        super().__init__()
+        self.model, self.tangent = model, tangent
+        self.register_buffer("shift", None if scaling is None else scaling.shift)
+        self.register_buffer("width", None if scaling is None else scaling.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs of the model for raw features x [B, ...]."""
+        if self.shift is not None and self.width is not None:
+            x = (x.double() - self.shift) / self.width  # as for training, in double precision
+        x = x.to(next(self.model.parameters()).dtype)
+        out: Tensor = self.model(x if self.tangent is None else self.tangent(x))
+        return out
+
+
+def load_model(folder: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
+    """The trained model of a run's folder, for features as they were before scaling.
+
+    Args:
+        folder: of a run that has ended.
+        model: a module of the architecture that was trained, which gets the weights (in a copy). Needed for a run of
+            `fs.train`; a run of `fedsaddle run` has a config.toml that says how to build it.
+
+    Example:
+        >>> import fedsaddle as fs, tempfile, torch
+        >>> sites = fs.data.load("breast_cancer").federation("iid", clients=4)
+        >>> folder = tempfile.mkdtemp() + "/run"
+        >>> run = fs.train(fs.AUC(torch.nn.Linear(30, 1)), fs.CODASCA(), sites, rounds=2, out=folder).finish()
+        >>> fs.load_model(folder, torch.nn.Linear(30, 1))(torch.zeros(5, 30)).shape
+        torch.Size([5, 1])
+    """
+    return _of_folder(Path(folder), model).module
+
+
+class _Trained(NamedTuple):
+    """What is exported."""
+
+    module: nn.Module  # of raw features
+    shape: tuple[int, ...]  # of a sample
+    dtype: torch.dtype
+    outputs: tuple[str, ...]
+    about: Mapping[str, Any]
+
+
+def _of_folder(folder: Path, model: nn.Module | None) -> _Trained:
+    result = read_result(folder)
+    sample = result.get("sample")
+    if not isinstance(sample, dict) or not (folder / "model.safetensors").is_file():
+        raise FedsaddleError(
+            f"{folder}: has no model that can be loaded; its problem has none, or an older fedsaddle wrote it"
+        )
+    if sample["tangent"]:
+        raise FedsaddleError(
+            f"{folder}: its samples are tangent features; use run.raw_model, or fs.Tangent.load (docs/convexify.md)"
+        )
+    shape, classes = tuple(sample["shape"]), result["classes"]
+    if model is None:
+        from fedsaddle import config
+
+        if not (folder / "config.toml").is_file():
+            raise FedsaddleError(
+                f"{folder}: has no config.toml to build the model from; pass model=, a module of the same architecture"
+            )
+        model = config.load(folder / "config.toml").module(shape, classes)
+    scaling = None
+    if sample["shift"] is not None:
+        ends = [1, -1, *[1] * (len(shape) - 1)] if shape else [-1]
+        scaling = Scaling(
+            *(torch.tensor(sample[k], dtype=torch.float64).view(ends) for k in ("shift", "width"))
+        )
+    module = RawModel(with_weights(model, folder / "model.safetensors"), scaling).eval()
+    about = {"classes": classes, "features": sample["features"], "algorithm": result["config"]["algorithm"]}
+    return _Trained(module, shape, next(module.model.parameters()).dtype, ("score",), about)
+
+
+def with_weights(model: nn.Module, file: Path) -> nn.Module:
+    """A copy of the module with the weights of a safetensors file, in their precision."""
+    from copy import deepcopy
+
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        weights = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise FedsaddleError(f"{file}: cannot be read as safetensors ({first_line(error)})") from error
+    kinds = {v.dtype for v in weights.values() if v.is_floating_point()}
+    module = deepcopy(model).to(kinds.pop() if len(kinds) == 1 else None)
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        raise FedsaddleError(
+            f"{file}: does not fit {type(model).__name__} ({' '.join(str(error).split())[:200]}); build it as the run did"
+        ) from error
+    return module
+
+
+def export_onnx(
+    source: Run | FederatedClassifier | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    model: nn.Module | None = None,
+) -> Path:
+    """Write a trained model as an ONNX file that takes raw features: scaling is part of it.
+
+    Its input is `x` [batch, ...], float32 (float64 for a run in that precision). Its output is `score` [batch, outputs], the
+    model's; of an estimator `score` [batch] or [batch, classes], its decision function, and `probability` [batch, classes].
+    The file's metadata name classes and features. Needs `pip install 'fedsaddle[onnx]'`.
+
+    Args:
+        source: a run, the folder of one, or a fitted estimator.
+        path: of the file, written over.
+        model: for the folder of a run of `fs.train`: a module of the same architecture.
+    """
+    purpose = "export_onnx"
+    for module in ("onnx", "onnxscript"):
+        optional_import(module, purpose, "onnx")
+    if isinstance(source, Run):
+        federation, classes = source.federation, list(source.federation.classes)
+        raw, shape = source.raw_model.eval(), tuple(federation.data["x"].shape[1:])
+        if federation.tangent is not None:
+            raise FedsaddleError(
+                "export_onnx: tangent features are gradients, which ONNX has not; use run.raw_model"
+            )
+        about = {"classes": classes, "features": list(federation.feature_names)}
+        trained = _Trained(
+            raw,
+            shape,
+            source.z.dtype,
+            ("score",),
+            about | {"algorithm": source.summary()["config"]["algorithm"]},
+        )
+    elif isinstance(source, str | os.PathLike):
+        trained = _of_folder(Path(source), model)
+    else:
+        trained = _Trained(*source._exported())
+    file = Path(path)
+    with spinner("writing ONNX"):
+        data = _onnx(trained)
+    write_whole(file, data)
+    return file
+
+
+def _onnx(trained: _Trained) -> bytes:
+    """The file's bytes."""
+    from fedsaddle import __version__
+
+    x = torch.zeros(2, *trained.shape, dtype=trained.dtype)
+    batch = torch.export.Dim("batch")
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), _silenced("torch.onnx"):
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                trained.module, (x,), dynamo=True, input_names=["x"], output_names=list(trained.outputs),
+                dynamic_shapes=({0: batch},), verbose=False,
+            )  # fmt: skip
+    except Exception as error:  # the exporter has its own zoo, and the user's module may raise anything
+        raise FedsaddleError(
+            f"export_onnx: the model cannot be written as ONNX ({type(error).__name__}: {first_line(error)})"
+        ) from error
+    assert program is not None
+    proto = program.model_proto
+    for part in (*proto.graph.node, *proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        del part.metadata_props[:]  # paths and lines of the code that was traced
+    for key, value in {**trained.about, "fedsaddle": __version__}.items():
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = key, value if isinstance(value, str) else json.dumps(value)
+    data: bytes = proto.SerializeToString()
+    return data
+
+
+@contextmanager
+def _silenced(name: str) -> Iterator[None]:
+    """Without the warnings of a logger, such as of operators that are not installed."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
