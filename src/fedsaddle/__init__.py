@@ -1,6 +1,8 @@
 """fedsaddle: learning min-max models over data that cannot be pooled."""
 
+from importlib import import_module as _import_module
 from importlib import metadata as _metadata
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from fedsaddle import data
 from fedsaddle.algorithms import (
@@ -59,6 +61,20 @@ from fedsaddle.problems import (
 )
 from fedsaddle.train import Run, train
 
+if _TYPE_CHECKING:
+    from fedsaddle.citing import cite
+    from fedsaddle.estimators import FairFederatedClassifier, FederatedAUCClassifier, FederatedPairwiseRanker
+    from fedsaddle.export import export_onnx, load_model
+
+_LAZY = {  # what would make the import of fedsaddle slow
+    "FairFederatedClassifier": "estimators",
+    "FederatedAUCClassifier": "estimators",
+    "FederatedPairwiseRanker": "estimators",
+    "cite": "citing",
+    "export_onnx": "export",
+    "load_model": "export",
+}
+
 try:
     __version__ = _metadata.version("fedsaddle")
 except _metadata.PackageNotFoundError:  # run from a source tree that is not installed
@@ -66,11 +82,22 @@ except _metadata.PackageNotFoundError:  # run from a source tree that is not ins
 
 __all__ = [
     "AUC", "AgnosticFL", "AgnosticFedAvg", "Algorithm", "Ambiguity", "AmplifiedFedAvg", "AmplifiedSCAFFOLD", "CODA",
-    "CODAPlus", "CODASCA", "Contrastive", "Custom", "CyCpFedAvg", "CyCpMinimax", "CyCpPairwise", "Cyclic", "DRFA", "DeltaFL",
-    "ERM", "FFMDR", "FeDXL2", "FedAvg", "FedNest", "FedNormSGDA", "FedProx", "FedSGDA", "FedSGDAM", "FedSGDAPlus",
-    "Federation", "FedsaddleError", "Full", "Independent", "LocalSGDA", "Markov", "MomentumLocalSGDA", "NPA",
-    "NonconvexPL", "PairwiseAUC", "PartialAUC", "Participation", "Problem", "PublishedCODASCA", "QFedAvg",
-    "QuadraticSaddle", "RSMinimax", "RSPairwise", "RobustRegression", "Run", "SCAFFOLD", "ScaffPD", "Tangent", "Trace",
-    "Uniform", "convexify", "data", "group_norm", "nonconvex_pl_federation", "quadratic_federation",
-    "robust_regression_federation", "train",
+    "CODAPlus", "CODASCA", "Contrastive", "Custom", "CyCpFedAvg", "CyCpMinimax", "CyCpPairwise", "Cyclic", "DRFA",
+    "DeltaFL", "ERM", "FFMDR", "FairFederatedClassifier", "FeDXL2", "FedAvg", "FedNest", "FedNormSGDA", "FedProx",
+    "FedSGDA", "FedSGDAM", "FedSGDAPlus", "FederatedAUCClassifier", "FederatedPairwiseRanker", "Federation",
+    "FedsaddleError", "Full", "Independent", "LocalSGDA", "Markov", "MomentumLocalSGDA", "NPA", "NonconvexPL",
+    "PairwiseAUC", "PartialAUC", "Participation", "Problem", "PublishedCODASCA", "QFedAvg", "QuadraticSaddle",
+    "RSMinimax", "RSPairwise", "RobustRegression", "Run", "SCAFFOLD", "ScaffPD", "Tangent", "Trace", "Uniform",
+    "cite", "convexify", "data", "export_onnx", "group_norm", "load_model", "nonconvex_pl_federation",
+    "quadratic_federation", "robust_regression_federation", "train",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(_import_module(f"fedsaddle.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'fedsaddle' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,675 @@
+"""scikit-learn estimators: fit(X, y, groups=site), then decision_function, predict_proba, predict, score.
+
+    FederatedAUCClassifier     the AUC over all sites (square surrogate); CODASCA unless told otherwise
+    FairFederatedClassifier    good on the worst-off sites; SCAFF-PD unless told otherwise
+    FederatedPairwiseRanker    the AUC by a loss of pairs of samples; RS-Pairwise unless told otherwise
+
+They simulate a federation on one machine: a value of `groups` is a site. In a Pipeline or GridSearchCV, groups reach
+`fit` by scikit-learn's metadata routing:
+
+    sklearn.set_config(enable_metadata_routing=True)
+    search = GridSearchCV(FederatedAUCClassifier().set_fit_request(groups=True), grid, cv=GroupKFold(3))
+    search.fit(X, y, groups=hospital)
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from fedsaddle import ingest, metrics, models, partitions
+from fedsaddle.algorithms import ALGORITHMS, Algorithm
+from fedsaddle.errors import Diverged, FedsaddleError, first_line
+from fedsaddle.export import RawModel
+from fedsaddle.federation import Federation, Scaling
+from fedsaddle.folder import write_whole
+from fedsaddle.problem import Problem
+from fedsaddle.problems import AUC, ERM, PairwiseAUC
+from fedsaddle.replicas import run_all
+from fedsaddle.schema import arguments, filled
+from fedsaddle.train import Run, spinner, train
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = [
+    "FairFederatedClassifier",
+    "FederatedAUCClassifier",
+    "FederatedClassifier",
+    "FederatedPairwiseRanker",
+]
+
+Array = npt.NDArray[Any]
+
+_SITES = 10  # where rows are dealt at random and nobody says to how many
+_HELD = 5  # rows of each class that a calibration needs
+_ROWS = 4096  # scored at once
+_LEAST_SLOPE = 1e-3  # of calibrated log-odds, a deviation of the score: ranks stay as they are
+_STEPS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+_IMPUTE = "impute it, for example with sklearn.impute.SimpleImputer"
+
+
+class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """What the estimators share: arguments, attributes, calibration, saving.
+
+    Features are scaled by statistics of all sites' training rows, as `Federation.scaled` does it. Sites may have one class
+    only, and any number of rows.
+
+    Probabilities are calibrated by a sigmoid (scikit-learn's LogisticRegression on the score) on rows that `fit` holds out
+    of every site and pools; the model is trained on the others. Where a class has fewer than 5 such rows, nothing is held
+    out, the training rows serve, probabilities are too sure of themselves, and a warning says so. For isotonic regression,
+    wrap the estimator in CalibratedClassifierCV.
+
+    Args:
+        model: "linear", "mlp", another name of `fedsaddle list models`, or any nn.Module for the samples, of which a copy is
+            trained from its own parameters.
+        algorithm: a name of `fedsaddle list algorithms`, an Algorithm, or None: the estimator's own.
+        algorithm_params: arguments of the algorithm that is named, such as {"lr": 0.01}.
+        rounds: communication rounds.
+        batch_size: minibatch of a site's local step; None takes all its rows.
+        regulariser: on the model's weights, such as "l2(0.01)" or "l1(0.001)".
+        scale: "standard", "unit", "symmetric" or "none".
+        n_sites: where `fit` gets no groups, rows are dealt at random to so many sites; None: to 10, with a warning.
+        calibration_share: of every site's rows, held out to calibrate probabilities, in [0, 1); 0: the training rows serve.
+        train_params: other arguments of `fs.train`, such as {"device": "cuda", "participation": fs.Uniform(5)}.
+        random_state: of the split, the model's start and minibatches.
+        verbose: a progress bar; None: where stderr is a terminal.
+
+    Attributes:
+        classes_: labels in order; of two the second is positive.
+        n_features_in_, feature_names_in_: of X; names where it is a data frame.
+        model_: the trained nn.Module, of raw features, float64.
+        calibration_: slope and intercept of the score's log-odds, one row a score.
+        n_iter_: rounds that were run.
+        history_: metrics by round, a data frame; "valid" metrics are of the rows held out.
+        run_: the run of `fs.train`, with everything else; not kept by pickle, skops and `save`.
+    """
+
+    _own: ClassVar[str]
+    _own_params: ClassVar[Mapping[str, Any]]
+    _binary: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        model: str | nn.Module = "linear",
+        *,
+        algorithm: str | Algorithm | None = None,
+        algorithm_params: Mapping[str, Any] | None = None,
+        rounds: int = 100,
+        batch_size: int | None = 32,
+        regulariser: str | None = None,
+        scale: str = "standard",
+        n_sites: int | None = None,
+        calibration_share: float = 0.2,
+        train_params: Mapping[str, Any] | None = None,
+        random_state: Any = None,
+        verbose: bool | None = None,
+    ) -> None:
+        self.model = model
+        self.algorithm = algorithm
+        self.algorithm_params = algorithm_params
+        self.rounds = rounds
+        self.batch_size = batch_size
+        self.regulariser = regulariser
+        self.scale = scale
+        self.n_sites = n_sites
+        self.calibration_share = calibration_share
+        self.train_params = train_params
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # ---- what differs ------------------------------------------------------------------------------------
+
+    def _problem(self, module: nn.Module, classes: int) -> Problem:
+        raise NotImplementedError
+
+    def _outputs(self, classes: int) -> int:
+        """Of a model that is built by name."""
+        return 1
+
+    def _trained(
+        self, problem: Problem, algorithm: Algorithm, federation: Federation, settings: dict[str, Any]
+    ) -> Run:
+        return train(problem, algorithm, federation, **settings).finish()
+
+    # ---- fitting -----------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+        """Train.
+
+        Args:
+            X: features [n, k], or samples of any shape [n, ...] for one's own module; a data frame may be.
+            y: labels [n], numbers or text.
+            groups: the site of each row [n], numbers or text; None: rows are dealt at random to `n_sites`.
+        """
+        X, y = self._checked(X, y)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            self._refuse(
+                f"y has one class, {self.classes_[0]!r}; a classifier needs two: give rows of another"
+            )
+        if self._binary and len(self.classes_) > 2:
+            self._refuse(
+                "Only binary classification is supported. The type of the target is multiclass. "
+                f"y has {len(self.classes_)} classes: make one of them positive, such as y == {self.classes_[-1]!r}"
+            )
+        if not 0 <= self.calibration_share < 1:
+            self._refuse(f"calibration_share must be in [0, 1), got {self.calibration_share}")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        federation = Federation.from_arrays(
+            X,
+            codes,
+            clients=self._sites(groups, codes, seed),
+            classes=[ingest.text_of(v) for v in self.classes_.tolist()],
+            feature_names=getattr(self, "feature_names_in_", ()),
+            task="classification",
+        )
+        federation = self._held_out(federation, seed).scaled(self.scale)  # type: ignore[arg-type]
+        self._shape = tuple(X.shape[1:])
+        module = self._module(seed)
+        settings: dict[str, Any] = {
+            "rounds": self.rounds,
+            "batch_size": self.batch_size,
+            "seed": seed,
+            "guard": 3,
+        }
+        settings |= {"progress": self.verbose, **(self.train_params or {})}
+        problem = self._problem(module, len(self.classes_))
+        self.run_ = self._trained(problem, self._algorithm(), federation, settings)
+        self.model_ = self.run_.raw_model.double().eval()
+        calibrated = federation if federation.valid is None else federation.valid
+        scores = self._scores(self.model_.model, calibrated.data["x"])
+        self.calibration_ = _calibration(scores, calibrated.data["y"].numpy())
+        self.n_iter_ = self.run_.rounds
+        self._records = self.run_.history.reset_index().to_dict("records")
+        return self
+
+    def _checked(self, X: Any, *y: Any) -> Any:
+        """X (and y) as arrays, with what is wrong said by row and column."""
+        if hasattr(X, "columns") and hasattr(X, "dtypes") and ingest.text_columns(X):
+            ingest.numeric_frame(X)  # refuses, and names them
+        kinds = (np.float64, np.float32)
+        # NaN is refused below, where it is found
+        found = validate_data(self, X, *y, reset=bool(y), dtype=kinds, ensure_all_finite=False, allow_nd=True)
+        X = found[0] if y else found
+        try:
+            ingest.check_finite(torch.from_numpy(np.require(X, requirements=["W"])), "X", self._names())
+        except ingest.BadRow as error:
+            raise ingest.BadRow(f"{type(self).__name__}: {error.what}", error.row, _IMPUTE) from None
+        return found
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(getattr(self, "feature_names_in_", ()))
+
+    def _sites(self, groups: Any, codes: Array, seed: int) -> Any:
+        """Groups as they are, or a random partition."""
+        me = type(self).__name__
+        if groups is not None:
+            check_consistent_length(codes, groups)
+            if self.n_sites is not None:
+                warnings.warn(
+                    f"{me}: n_sites = {self.n_sites} is not used, groups name the sites", stacklevel=3
+                )
+            return ingest.column(groups, "groups")
+        n = _SITES if self.n_sites is None else self.n_sites
+        if n < 2:
+            self._refuse(f"n_sites must be >= 2, got {n}")
+        n = max(2, min(n, len(codes) // 2))
+        if self.n_sites is None:
+            warnings.warn(
+                f"{me}: no groups given, so rows are dealt at random to {n} sites; pass groups=site to fit, or n_sites={n} "
+                "if this is meant",
+                stacklevel=3,
+            )
+        return partitions.partition("iid", codes, n, seed)
+
+    def _held_out(self, federation: Federation, seed: int) -> Federation:
+        """The federation with validation rows to calibrate on, if there are enough."""
+        if self.calibration_share == 0:
+            return federation
+        held = np.zeros(len(self.classes_), dtype=int)
+        with suppress(FedsaddleError):  # no site is large enough
+            split = federation.holdout(self.calibration_share, seed, into="valid")
+            assert split.valid is not None
+            held = np.bincount(split.valid.data["y"].numpy(), minlength=len(self.classes_))
+            if held.min() >= _HELD:
+                return split
+        fewest = self.classes_[held.argmin()]
+        warnings.warn(
+            f"{type(self).__name__}: only {held.min()} rows of class {fewest!r} can be held out, calibration needs {_HELD}: "
+            "training rows serve, and probabilities are too sure of themselves; give more rows",
+            stacklevel=3,
+        )
+        return federation
+
+    def _module(self, seed: int) -> nn.Module:
+        if isinstance(self.model, nn.Module):
+            self._built = None
+            return self.model
+        if not isinstance(self.model, str):
+            self._refuse(f"model must be a name or an nn.Module, got {type(self.model).__name__}")
+        self._built = (self.model, self._outputs(len(self.classes_)))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self._build()
+
+    def _build(self) -> nn.Module:
+        """A model of the architecture that was named."""
+        assert self._built is not None
+        return models.build(self._built[0], self._shape, self._built[1])
+
+    def _algorithm(self) -> Algorithm:
+        given = dict(self.algorithm_params or {})
+        if isinstance(self.algorithm, Algorithm):
+            if given:
+                self._refuse(
+                    "algorithm_params has no use with an Algorithm; set them there, or give its name"
+                )
+            return self.algorithm
+        named = (
+            {"name": self._own, **self._own_params} if self.algorithm is None else {"name": self.algorithm}
+        )
+        part = filled("algorithm", named | given, "algorithm")
+        made: Algorithm = ALGORITHMS[part["name"]](**arguments("algorithm", part))
+        return made
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise FedsaddleError(f"{type(self).__name__}: {reason}")
+
+    # ---- predicting --------------------------------------------------------------------------------------
+
+    def _scores(self, module: nn.Module, x: Tensor) -> Array:
+        """One score a row [n, 1], higher for the second of two classes; or one a class [n, C]."""
+        with torch.no_grad():
+            out = torch.cat([module(part.double()).reshape(len(part), -1) for part in x.split(_ROWS)])
+        return _one_of_two(out, len(self.classes_)).numpy()
+
+    def decision_function(self, X: Any) -> Array:
+        """The model's score as calibrated log-odds: [n], above 0 where the second class is likelier; or [n, classes].
+
+        It ranks rows as the model's score does.
+        """
+        check_is_fitted(self)
+        x = torch.from_numpy(np.require(self._checked(X), requirements=["C", "W"]))
+        odds: Array = self._scores(self.model_, x) * self.calibration_[:, 0] + self.calibration_[:, 1]
+        return odds[:, 0] if len(self.classes_) == 2 else odds
+
+    def predict_proba(self, X: Any) -> Array:
+        """Calibrated probabilities [n, classes]."""
+        p: Array = torch.from_numpy(self.decision_function(X)).sigmoid().numpy()
+        if p.ndim == 1:
+            return np.stack([1 - p, p], axis=1)
+        normed: Array = p / p.sum(1, keepdims=True)
+        return normed
+
+    def predict(self, X: Any) -> Array:
+        """The likelier class of each row [n]."""
+        odds = self.decision_function(X)
+        found: Array = self.classes_[(odds > 0).astype(int) if odds.ndim == 1 else odds.argmax(1)]
+        return found
+
+    @property
+    def history_(self) -> pandas.DataFrame:
+        check_is_fitted(self)
+        import pandas
+
+        return pandas.DataFrame(self._records).set_index("round")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = not self._binary
+        return tags
+
+    # ---- saving ------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the run, which holds the training data; a model that was built by name as plain arrays."""
+        state = dict(super().__getstate__())
+        state.pop("run_", None)
+        if state.get("_built") is not None:
+            state["model_"] = {k: v.numpy() for k, v in self.model_.state_dict().items()}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if state.get("_built") is not None:
+            weights = {k: torch.from_numpy(v) for k, v in state["model_"].items()}
+            self.model_ = _restored(self._build(), weights)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator as one safetensors file, which `load` reads without executing anything.
+
+        An nn.Module is kept as its weights; arguments that are no plain values, such as a RandomState, are not kept.
+        """
+        check_is_fitted(self)
+        kept: dict[str, Any] = {}
+        for name, value in self._plain_params().items():
+            try:
+                json.dumps(value)
+                kept[name] = value
+            except (TypeError, ValueError):
+                warnings.warn(f"save: {name} is no plain value and is not kept: {value!r}", stacklevel=2)
+        about = {
+            "estimator": type(self).__name__,
+            "params": kept,
+            "classes": self.classes_.tolist(),
+            "kind": self.classes_.dtype.str if self.classes_.dtype.kind != "O" else "O",
+            "n_features_in": self.n_features_in_,
+            "features": list(self._names()),
+            "shape": self._shape,
+            "built": self._built,
+            "n_iter": self.n_iter_,
+            "records": self._records,
+        }
+        tensors = {k: v.contiguous() for k, v in self.model_.state_dict().items()}
+        tensors["calibration"] = torch.from_numpy(self.calibration_)
+        write_whole(Path(path), save(tensors, {"fedsaddle": json.dumps(about)}))
+
+    def _plain_params(self) -> dict[str, Any]:
+        """Arguments, a module left out and an algorithm by its name."""
+        params = {k: v for k, v in self.get_params(deep=False).items() if not isinstance(v, nn.Module)}
+        names = {cls: name for name, cls in ALGORITHMS.items()}
+        if isinstance(self.algorithm, Algorithm) and type(self.algorithm) in names:
+            own = {f.name: getattr(self.algorithm, f.name) for f in dataclasses.fields(self.algorithm)}
+            params |= {"algorithm": names[type(self.algorithm)], "algorithm_params": own}
+        return params
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Self:
+        """Read what `save` has written.
+
+        Args:
+            path: the file.
+            model: where one's own nn.Module was trained: one of the same architecture, which gets the weights in a copy.
+        """
+        try:
+            with safe_open(path, "pt") as file:
+                about = json.loads((file.metadata() or {})["fedsaddle"])
+                weights = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+            if about["estimator"] != cls.__name__:
+                raise FedsaddleError(
+                    f"{path}: is a {about['estimator']}, not a {cls.__name__}; load it as that"
+                )
+            self = cls(**about["params"])
+            self.classes_ = np.array(about["classes"], dtype=about["kind"])
+            self.n_features_in_, self.n_iter_ = about["n_features_in"], about["n_iter"]
+            if about["features"]:
+                self.feature_names_in_ = np.array(about["features"], dtype=object)
+            self._records, self._shape = about["records"], tuple(about["shape"])
+            self._built = None if about["built"] is None else tuple(about["built"])
+            self.calibration_ = weights.pop("calibration").numpy()
+        except FedsaddleError:
+            raise
+        except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
+            raise FedsaddleError(
+                f"{path}: is no saved estimator ({type(error).__name__}: {first_line(error)})"
+            ) from error
+        if self._built is None and model is None:
+            raise FedsaddleError(
+                f"{path}: holds the weights of an own module; pass model=, one of that architecture"
+            )
+        if self._built is not None and model is not None:
+            raise FedsaddleError(f"{path}: holds a model {self._built[0]!r}; leave model= out")
+        if model is not None:
+            self.model = model
+        try:
+            self.model_ = _restored(copy.deepcopy(model) if model is not None else self._build(), weights)
+        except RuntimeError as error:
+            raise FedsaddleError(
+                f"{path}: does not fit the model ({' '.join(str(error).split())[:200]})"
+            ) from error
+        return self
+
+    def _exported(self) -> tuple[nn.Module, tuple[int, ...], torch.dtype, tuple[str, ...], dict[str, Any]]:
+        """What `export_onnx` writes: module, shape of a sample, its type, names of the outputs, what is said of it."""
+        check_is_fitted(self)
+        module = _Calibrated(self.model_, self.calibration_, len(self.classes_))
+        about = {
+            "classes": self.classes_.tolist(),
+            "features": list(self._names()),
+            "estimator": type(self).__name__,
+        }
+        return module, self._shape, torch.float32, ("score", "probability"), about
+
+
+class FederatedAUCClassifier(FederatedClassifier):
+    """A binary classifier with the highest AUC over all sites' rows: the min-max form of the square surrogate.
+
+    For imbalanced data in silos. `score` is the AUC. Its own algorithm is CODASCA. Unless algorithm_params has an "lr", six
+    steps from 0.3 to 0.001 are tried for a tenth of the rounds (10 at least). The one with the least loss on the training
+    rows is taken, or a smaller one where that does not hold to the end. Arguments and attributes are those of
+    `FederatedClassifier`.
+
+    Example:
+        >>> import fedsaddle as fs
+        >>> from sklearn.datasets import load_breast_cancer
+        >>> X, y = load_breast_cancer(return_X_y=True)
+        >>> hospital = (X[:, 0] > 13).astype(int) + (X[:, 0] > 16)
+        >>> clf = fs.FederatedAUCClassifier(rounds=20, random_state=0).fit(X, y, groups=hospital)
+        >>> clf.score(X, y) > 0.98
+        True
+    """
+
+    _own = "codasca"
+    _own_params: ClassVar[Mapping[str, Any]] = {"local_steps": 10}
+
+    def _trained(
+        self, problem: Problem, algorithm: Algorithm, federation: Federation, settings: dict[str, Any]
+    ) -> Run:
+        """With the step that gets furthest in a tenth of the rounds, or a smaller one where that ends up higher.
+
+        No step suits all data: the square loss is as curved as features are long.
+        """
+        if self.algorithm is not None or "lr" in (self.algorithm_params or {}):
+            return super()._trained(problem, algorithm, federation, settings)
+        if "out" in settings:
+            self._refuse("train_params: out needs an lr in algorithm_params, since several are tried without")
+        rounds = min(self.rounds, max(10, self.rounds // 10))
+        trial = settings | {"rounds": rounds, "eval_every": rounds, "progress": False, "guard": 0}
+        candidates = [dataclasses.replace(algorithm, **{"lr": lr}) for lr in _STEPS]
+        runs = [train(problem, candidate, federation, **trial) for candidate in candidates]
+        with spinner("choosing the step size", self.verbose):
+            run_all(runs)
+        reached = [_objective(run) for run in runs]
+        for i in range(reached.index(min(reached)), len(_STEPS)):
+            run = train(problem, candidates[i], federation, **settings | {"guard": 0})
+            if _objective(run) <= reached[i]:
+                return run
+        return run  # with the smallest; says so where it diverged
+
+    def _problem(self, module: nn.Module, classes: int) -> Problem:
+        return AUC(module, regulariser=self.regulariser)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The area under the ROC curve (not the accuracy)."""
+        return float(roc_auc_score(y, self.decision_function(X), sample_weight=sample_weight))
+
+
+class FairFederatedClassifier(FederatedClassifier):
+    """A classifier that is good on the worst-off sites: the log loss of the worst mixture of sites.
+
+    Its own algorithm is SCAFF-PD with the ambiguity set chi2(0.1); algorithm_params={"ambiguity": "cvar(0.2)"} asks for the
+    worst fifth of the sites, a large chi2(10) for about their average. Other algorithms for this are "drfa", "afl",
+    "agnostic_fedavg", "q_fedavg" and "delta_fl". Any number of classes; one's own module has one output, or one a class.
+    Arguments and attributes are those of `FederatedClassifier`.
+
+    Example:
+        >>> import fedsaddle as fs
+        >>> from sklearn.datasets import load_iris
+        >>> X, y = load_iris(return_X_y=True)
+        >>> clf = fs.FairFederatedClassifier(rounds=20, random_state=0).fit(X, y, groups=X[:, 1] > 3)
+        >>> clf.predict_proba(X).shape
+        (150, 3)
+    """
+
+    _own = "scaff_pd"
+    _own_params: ClassVar[Mapping[str, Any]] = {"tau": 1.0}
+    _binary = False
+
+    def _outputs(self, classes: int) -> int:
+        return 1 if classes == 2 else classes
+
+    def _problem(self, module: nn.Module, classes: int) -> Problem:
+        one = classes == 2 and self._of_one(module)
+        return ERM(module, "logistic" if one else "cross_entropy", regulariser=self.regulariser)
+
+    def _of_one(self, module: nn.Module) -> bool:
+        """Whether the model has one output."""
+        if self._built is not None:
+            return self._built[1] == 1
+        first = next(module.parameters())
+        with torch.no_grad():
+            return bool(module(first.new_zeros(1, *self._shape)).numel() == 1)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
+        """The accuracy; with groups, that of the worst 20 % of the sites (one at least)."""
+        found = self.predict(X)
+        if groups is None:
+            return float(accuracy_score(y, found, sample_weight=sample_weight))
+        y, sites = ingest.column(y, "y"), ingest.column(groups, "groups")
+        check_consistent_length(y, found, sites)
+        w = np.ones(len(y)) if sample_weight is None else np.asarray(sample_weight)
+        by_site = [
+            accuracy_score(y[i], found[i], sample_weight=w[i]) for i in (sites == s for s in np.unique(sites))
+        ]
+        return metrics.spread(by_site, "accuracy")["accuracy_worst20"]
+
+
+class FederatedPairwiseRanker(FederatedClassifier):
+    """A binary ranker: every positive should score above every negative, wherever they lie, by a loss of such pairs.
+
+    `score` is the AUC. Sites share scores, not features. Its own algorithm is RS-Pairwise.
+
+    Args:
+        loss: "square", "squared_hinge", "logistic", "sigmoid", "barrier_hinge" or "q_norm_hinge".
+        loss_params: its parameters, such as {"margin": 0.5}; see `fs.PairwiseAUC`.
+        model, algorithm, algorithm_params, rounds, batch_size, regulariser, scale, n_sites, calibration_share,
+        train_params, random_state, verbose: those of `FederatedClassifier`, as the attributes are.
+
+    Example:
+        >>> import fedsaddle as fs
+        >>> from sklearn.datasets import load_breast_cancer
+        >>> X, y = load_breast_cancer(return_X_y=True)
+        >>> ranker = fs.FederatedPairwiseRanker(loss="logistic", rounds=20, n_sites=5, random_state=0).fit(X, y)
+        >>> ranker.score(X, y) > 0.98
+        True
+    """
+
+    _own = "rs_pairwise"
+    _own_params: ClassVar[Mapping[str, Any]] = {"lr": 0.2, "local_steps": 10}
+
+    def __init__(
+        self,
+        model: str | nn.Module = "linear",
+        *,
+        loss: str = "logistic",
+        loss_params: Mapping[str, Any] | None = None,
+        algorithm: str | Algorithm | None = None,
+        algorithm_params: Mapping[str, Any] | None = None,
+        rounds: int = 100,
+        batch_size: int | None = 32,
+        regulariser: str | None = None,
+        scale: str = "standard",
+        n_sites: int | None = None,
+        calibration_share: float = 0.2,
+        train_params: Mapping[str, Any] | None = None,
+        random_state: Any = None,
+        verbose: bool | None = None,
+    ) -> None:
+        super().__init__(
+            model, algorithm=algorithm, algorithm_params=algorithm_params, rounds=rounds, batch_size=batch_size,
+            regulariser=regulariser, scale=scale, n_sites=n_sites, calibration_share=calibration_share,
+            train_params=train_params, random_state=random_state, verbose=verbose,
+        )  # fmt: skip
+        self.loss = loss
+        self.loss_params = loss_params
+
+    def _problem(self, module: nn.Module, classes: int) -> Problem:
+        part = filled(
+            "problem", {"name": "pairwise_auc", "loss": self.loss, **(self.loss_params or {})}, "loss_params"
+        )
+        return PairwiseAUC(module, **arguments("problem", part) | {"regulariser": self.regulariser})
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The area under the ROC curve (not the accuracy)."""
+        return float(roc_auc_score(y, self.decision_function(X), sample_weight=sample_weight))
+
+
+class _Calibrated(nn.Module):
+    """Decision function and probabilities as a module of raw features, in float32 behind the scaling."""
+
+    def __init__(self, raw: RawModel, calibration: Array, classes: int) -> None:
+        super().__init__()
+        self.raw, self.classes = copy.deepcopy(raw), classes
+        self.raw.model.float()
+        slope, intercept = torch.from_numpy(calibration).float().unbind(1)
+        self.slope, self.intercept = nn.Buffer(slope), nn.Buffer(intercept)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = _one_of_two(self.raw(x).flatten(1), self.classes)
+        odds = scores * self.slope + self.intercept
+        p = odds.sigmoid()
+        if self.classes == 2:
+            return odds.squeeze(1), torch.cat([1 - p, p], 1)
+        return odds, p / p.sum(1, keepdim=True)
+
+
+def _objective(run: Run) -> float:
+    """The training loss where a run of AUC ends, maximised over the dual variable; infinite where it diverged."""
+    try:
+        value: float | None = run.metrics["phi"]
+        return math.inf if value is None else value
+    except Diverged:
+        return math.inf
+
+
+def _one_of_two(out: Tensor, classes: int) -> Tensor:
+    """A model's outputs [n, k] as scores: of two classes with an output each, the difference [n, 1]."""
+    return out[:, 1:] - out[:, :1] if classes == 2 and out.shape[1] == 2 else out
+
+
+def _calibration(scores: Array, y: Array) -> Array:
+    """Slope and intercept [K, 2] of the log-odds of each class, by logistic regression on its score."""
+    out = []
+    for k, score in enumerate(scores.T):
+        target = y == (1 if scores.shape[1] == 1 else k)
+        fitted = make_pipeline(StandardScaler(), LogisticRegression()).fit(score[:, None], target)
+        (slope,), intercept = fitted[1].coef_[0], fitted[1].intercept_[0]
+        if slope < _LEAST_SLOPE:  # scores say nothing of these rows: the class's share, in the score's order
+            share = target.mean()
+            slope, intercept = _LEAST_SLOPE, np.log(share / (1 - share))
+        mean, deviation = fitted[0].mean_[0], fitted[0].scale_[0]
+        out.append([slope / deviation, intercept - slope * mean / deviation])
+    return np.array(out)
+
+
+def _restored(module: nn.Module, weights: Mapping[str, Tensor]) -> RawModel:
+    """A model of raw features from a state_dict."""
+    scaling = Scaling(weights["shift"], weights["width"]) if "shift" in weights else None
+    raw = RawModel(module, scaling).double().eval()
+    raw.load_state_dict(weights)
+    return raw

@@ -1,0 +1,339 @@
+"""The scikit-learn estimators: scikit-learn's own checks, messy data, searches, calibration, saving."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import sklearn
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_iris
+from sklearn.metrics import accuracy_score, brier_score_loss, roc_auc_score
+from sklearn.model_selection import GridSearchCV, GroupKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+import fedsaddle as fs
+from fedsaddle import FedsaddleError, estimators
+
+ESTIMATORS = (fs.FederatedAUCClassifier, fs.FairFederatedClassifier, fs.FederatedPairwiseRanker)
+EXPECTED_TO_FAIL: dict[str, str] = {}  # check -> reason; there is none
+
+
+def quick(kind: Any, **options: Any) -> Any:
+    """Few rounds with a step that is given: a fit is a fraction of a second."""
+    if kind is fs.FederatedAUCClassifier:
+        options.setdefault("algorithm_params", {"lr": 0.05, "local_steps": 5})
+    return kind(**{"rounds": 4, "random_state": 0, "train_params": {"eval_every": 4}} | options)
+
+
+@pytest.fixture(scope="module")
+def tumours() -> tuple[pandas.DataFrame, np.ndarray, np.ndarray]:
+    """A frame, text labels, and five sites of unequal size by tumour radius: the first and the last have one class."""
+    x, y = load_breast_cancer(return_X_y=True, as_frame=True)
+    site = np.digitize(x["mean radius"], [9.5, 12, 15, 20])
+    label = np.where(y == 0, "malignant", "benign")
+    assert {len(set(label[site == s])) for s in range(5)} == {1, 2}
+    return x, label, site
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_scikit_learns_own_checks_pass(kind: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        estimator = quick(kind, n_sites=2)
+        found = check_estimator(
+            estimator, on_fail=None, on_skip=None, expected_failed_checks=EXPECTED_TO_FAIL
+        )
+    assert [(r["check_name"], r["exception"]) for r in found if r["status"] == "failed"] == []
+    assert sum(r["status"] == "passed" for r in found) > 45
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_messy_sites_are_learned(kind: Any, tumours: Any) -> None:
+    x, label, site = tumours
+    held = np.random.default_rng(1).random(len(label)) < 0.3
+    names = np.array(["a", "b", "c", "d", "e"], dtype=object)[site]
+    estimator = kind(rounds=20, random_state=0).fit(x[~held], label[~held], groups=names[~held])
+    assert list(estimator.classes_) == ["benign", "malignant"] and estimator.n_features_in_ == 30
+    assert list(estimator.feature_names_in_) == list(x.columns)
+    assert estimator.run_.federation.names == ("a", "b", "c", "d", "e")
+    score, y = estimator.decision_function(x[held]), label[held] == "malignant"
+    assert roc_auc_score(y, score) > 0.98
+    p = estimator.predict_proba(x[held])
+    assert np.allclose(p.sum(1), 1) and brier_score_loss(y, p[:, 1]) < 0.05
+    assert ((p[:, 1] > 0.5) == (estimator.predict(x[held]) == "malignant")).all()
+    own = accuracy_score if kind is fs.FairFederatedClassifier else roc_auc_score
+    found = estimator.predict(x[held]) if own is accuracy_score else score
+    assert estimator.score(x[held], label[held]) == pytest.approx(own(label[held], found))
+    assert estimator.n_iter_ == 20 and estimator.history_.index[-1] == 20
+
+
+def test_the_auc_classifier_finds_a_step_where_a_large_one_diverges(tumours: Any) -> None:
+    x, label, site = tumours
+    with pytest.warns(UserWarning, match="guard"):
+        fixed = fs.FederatedAUCClassifier(rounds=20, random_state=0, algorithm_params={"lr": 0.3})
+        try:
+            fixed.fit(x, label, groups=site)
+            assert fixed.score(x, label) < 0.95
+        except FedsaddleError as error:
+            assert "diverged" in str(error)
+    found = fs.FederatedAUCClassifier(rounds=20, random_state=0).fit(x, label, groups=site)
+    assert found.score(x, label) > 0.98 and found.run_.algorithm.lr < 0.3
+
+
+def test_a_step_that_does_not_hold_to_the_end_gives_way_to_a_smaller_one(
+    tumours: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, label, site = tumours
+    ends = iter(
+        [9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 1.1, 2.0]
+    )  # six trials, of which 0.1 is best; then it fails, 0.03 holds
+    monkeypatch.setattr(estimators, "_objective", lambda run: run.finish() and next(ends))
+    found = fs.FederatedAUCClassifier(rounds=2, random_state=0).fit(x, label, groups=site)
+    assert found.run_.algorithm.lr == 0.03 and next(ends, None) is None
+
+
+def test_calibration_never_turns_the_ranking_round() -> None:
+    score, y = np.linspace(-1, 1, 100)[:, None], np.arange(100) < 20  # the lowest scores are positive
+    ((slope, intercept),) = estimators._calibration(score, y)
+    p = 1 / (1 + np.exp(-slope * score - intercept))
+    assert slope > 0 and abs(p - 0.2).max() < 0.01
+
+
+def test_scores_are_of_raw_features_and_rank_as_the_model(tumours: Any) -> None:
+    x, label, site = tumours
+    estimator = quick(fs.FederatedAUCClassifier).fit(x, label, groups=site)
+    federation = estimator.run_.federation
+    scaled = (x.to_numpy() - federation.scaling.shift.numpy()) / federation.scaling.width.numpy()
+    with torch.no_grad():
+        model = estimator.run_.model(torch.from_numpy(scaled).float()).squeeze(1).numpy()
+        raw = estimator.model_(torch.from_numpy(x.to_numpy())).squeeze(1).numpy()
+    assert np.allclose(model, raw, atol=1e-5)
+    slope, intercept = estimator.calibration_[0]
+    assert slope > 0 and np.allclose(estimator.decision_function(x), slope * raw + intercept)
+    train = federation.data["x"].double()
+    assert train.mean(0).abs().max() < 1e-3 and (train.std(0, correction=0) - 1).abs().max() < 1e-3
+
+
+def test_probabilities_are_calibrated_on_held_out_rows() -> None:
+    """Labels that features say nothing of: a network that learns them by heart must not be sure of anything."""
+    rng = np.random.default_rng(0)
+    x, y, site = rng.standard_normal((300, 40)), rng.random(300) < 0.3, np.arange(300) % 3
+    options: Any = {"model": "mlp", "rounds": 30, "algorithm_params": {"tau": 6.0}}
+    held = quick(fs.FairFederatedClassifier, **options).fit(x, y, groups=site)
+    assert held.run_.federation.valid.n_samples == 60
+    assert held.history_["train_accuracy"].iloc[-1] > 0.95
+    new = rng.standard_normal((1000, 40))
+    assert abs(held.predict_proba(new)[:, 1] - 0.3).mean() < 0.15
+    sure = quick(fs.FairFederatedClassifier, **options, calibration_share=0).fit(x, y, groups=site)
+    assert sure.run_.federation.valid is None
+    assert abs(sure.predict_proba(new)[:, 1] - 0.3).mean() > 0.2
+
+
+def test_too_few_rows_to_hold_out_are_said() -> None:
+    x, y = np.arange(12.0)[:, None], np.arange(12) > 8
+    with pytest.warns(UserWarning, match="only [01] rows of class .* can be held out, calibration needs 5"):
+        quick(fs.FairFederatedClassifier).fit(x, y, groups=np.arange(12) % 2)
+
+
+def test_fair_classifier_scores_the_worst_sites_and_helps_them() -> None:
+    """One site of six has the opposite relation of the second feature: the average gives it up, the worst one counts."""
+    rng = np.random.default_rng(0)
+    x, site = rng.standard_normal((900, 2)), np.arange(900) % 6
+    y = np.where(site == 0, -1, 1) * 2 * x[:, 1] + x[:, 0] + 0.3 * rng.standard_normal(900) > 0
+    fair, plain = (
+        quick(fs.FairFederatedClassifier, rounds=30, algorithm_params={"ambiguity": a, "tau": 1.0}).fit(
+            x, y, groups=site
+        )
+        for a in ("afl", "average")
+    )
+    by_site = [accuracy_score(y[site == s], plain.predict(x[site == s])) for s in range(6)]
+    assert plain.score(x, y, groups=site) == pytest.approx(min(by_site))
+    assert fair.score(x, y, groups=site) > plain.score(x, y, groups=site) + 0.1
+    assert plain.score(x, y) > fair.score(x, y)
+
+
+def test_several_classes_and_own_modules() -> None:
+    x, y = load_iris(return_X_y=True)
+    site = np.arange(150) % 4
+    named = np.array(["s", "ve", "vi"])[y]
+    fair = fs.FairFederatedClassifier("mlp", rounds=20, random_state=0).fit(x, named, groups=site)
+    assert fair.predict_proba(x).shape == (150, 3) and fair.score(x, named) > 0.9
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    before = copy.deepcopy(net.state_dict())
+    two = clone(fs.FairFederatedClassifier(net, rounds=20, random_state=0)).fit(x, y > 1, groups=site)
+    assert two.decision_function(x).shape == (150,) and two.score(x, y > 1) > 0.9
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    images = x[:, None, :, None].repeat(3, 3)  # [150, 1, 4, 3]
+    cnn = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 2), torch.nn.Flatten(), torch.nn.Linear(12, 1))
+    assert (
+        quick(fs.FederatedPairwiseRanker, model=cnn, rounds=10)
+        .fit(images, y > 0, groups=site)
+        .score(images, y > 0)
+        > 0.9
+    )
+
+
+def test_in_a_pipeline_and_a_search_over_groups(tumours: Any) -> None:
+    x, label, site = tumours
+    sites = site % 3
+    with sklearn.config_context(enable_metadata_routing=True):
+        inner = quick(fs.FederatedAUCClassifier, scale="none").set_fit_request(groups=True)
+        pipe = make_pipeline(StandardScaler(), inner)
+        grid = {"federatedaucclassifier__algorithm_params": [{"lr": 1e-6}, {"lr": 0.03}]}
+        search = GridSearchCV(pipe, grid, cv=GroupKFold(3)).fit(x, label, groups=sites)
+    assert search.best_params_["federatedaucclassifier__algorithm_params"] == {"lr": 0.03}
+    assert search.best_score_ > 0.95  # an AUC
+    assert search.best_estimator_[1].run_.federation.n_clients == 3
+
+
+def test_without_groups_rows_are_dealt_and_that_is_said(tumours: Any) -> None:
+    x, label, site = tumours
+    with pytest.warns(
+        UserWarning, match="no groups given, so rows are dealt at random to 10 sites; pass groups=site"
+    ):
+        dealt = quick(fs.FederatedAUCClassifier).fit(x, label)
+    assert dealt.run_.federation.n_clients == 10
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert quick(fs.FederatedAUCClassifier, n_sites=3).fit(x, label).run_.federation.n_clients == 3
+    with pytest.warns(UserWarning, match="n_sites = 3 is not used"):
+        assert (
+            quick(fs.FederatedAUCClassifier, n_sites=3).fit(x, label, groups=site).run_.federation.n_clients
+            == 5
+        )
+
+
+def test_random_state_decides_everything(tumours: Any) -> None:
+    x, label, site = tumours
+    a, b, c = (
+        quick(fs.FederatedPairwiseRanker, random_state=s).fit(x, label, groups=site).decision_function(x)
+        for s in (1, 1, 2)
+    )
+    assert (a == b).all() and not np.allclose(a, c)
+
+
+def test_any_algorithm_by_name_or_as_an_object(tumours: Any) -> None:
+    x, label, site = tumours
+    named = quick(fs.FederatedAUCClassifier, algorithm="coda_plus", algorithm_params={"lr": 0.02}).fit(
+        x, label, groups=site
+    )
+    made = quick(fs.FederatedAUCClassifier, algorithm=fs.CODAPlus(lr=0.02), algorithm_params=None).fit(
+        x, label, groups=site
+    )
+    assert type(named.run_.algorithm) is fs.CODAPlus
+    assert (named.decision_function(x) == made.decision_function(x)).all()
+    loss = quick(fs.FederatedPairwiseRanker, loss="barrier_hinge", loss_params={"tau": 3.0}).fit(
+        x, label, groups=site
+    )
+    assert loss.run_.problem.loss == "barrier_hinge" and loss.run_.problem.tau == 3.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"y": np.repeat("a", 569)},
+            "FederatedAUCClassifier: y has one class, .*'a'.*; a classifier needs two",
+        ),
+        ({"groups": np.zeros(569)}, r"needs at least 2 clients, got 1 \('0'\): check the group column"),
+        ({"model": 3}, "model must be a name or an nn.Module, got int"),
+        ({"model": "mpl"}, "did you mean 'mlp'"),
+        ({"algorithm_params": {"lrr": 1}}, "algorithm.lrr: unknown key, did you mean 'lr'"),
+        ({"algorithm": "codsca"}, "did you mean 'codasca'"),
+        ({"algorithm": fs.CODASCA()}, "algorithm_params has no use with an Algorithm"),
+        ({"calibration_share": 1.0}, r"calibration_share must be in \[0, 1\), got 1.0"),
+        ({"n_sites": 1, "groups": None}, "n_sites must be >= 2, got 1"),
+        ({"algorithm": "rs_pairwise", "algorithm_params": None}, "use PairwiseAUC"),
+    ],
+)
+def test_mistakes_are_one_clear_line(change: dict[str, Any], message: str, tumours: Any) -> None:
+    x, label, site = tumours
+    given = {"y": label, "groups": site} | {k: change[k] for k in ("y", "groups") if k in change}
+    options = {k: v for k, v in change.items() if k not in given}
+    with pytest.raises(FedsaddleError, match=message) as error:
+        quick(fs.FederatedAUCClassifier, **options).fit(x, **given)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_cells_are_named(tumours: Any) -> None:
+    x, label, site = tumours
+    holes = x.copy()
+    holes.loc[7, "mean area"] = np.nan
+    with pytest.raises(
+        FedsaddleError, match=r"X has NaN at row 7, column 'mean area' \(3\): impute it, for example"
+    ):
+        quick(fs.FederatedAUCClassifier).fit(holes, label, groups=site)
+    fitted = quick(fs.FederatedAUCClassifier).fit(x, label, groups=site)
+    with pytest.raises(FedsaddleError, match="X has NaN at row 7"):
+        fitted.predict(holes)
+    with pytest.raises(FedsaddleError, match="column 'sex' is not numeric"):
+        quick(fs.FederatedAUCClassifier).fit(x.assign(sex="f"), label, groups=site)
+
+
+def same(a: Any, b: Any, x: Any) -> bool:
+    return bool(
+        (a.predict(x) == b.predict(x)).all()
+        and np.array_equal(a.predict_proba(x), b.predict_proba(x))
+        and a.history_.equals(b.history_)
+        and list(a.feature_names_in_) == list(b.feature_names_in_)
+        and a.get_params() == b.get_params()
+    )
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_saving(kind: Any, tumours: Any, tmp_path: Path) -> None:
+    skops = pytest.importorskip("skops.io")
+    x, label, site = tumours
+    fitted = quick(kind, model="mlp").fit(x, label, groups=site)
+    fitted.save(tmp_path / "a.safetensors")
+    assert same(fitted, kind.load(tmp_path / "a.safetensors"), x)
+    assert same(fitted, pickle.loads(pickle.dumps(fitted)), x)
+    assert b"fedsaddle.federation" not in pickle.dumps(fitted)  # no training data
+    data = skops.dumps(fitted)
+    trusted = skops.get_untrusted_types(data=data)
+    assert trusted == [f"fedsaddle.estimators.{kind.__name__}"]
+    assert same(fitted, skops.loads(data, trusted=trusted), x)
+
+
+def test_saving_an_own_module_and_an_algorithm(tumours: Any, tmp_path: Path) -> None:
+    x, label, site = tumours
+    net, file = torch.nn.Linear(30, 1), tmp_path / "own.safetensors"
+    fitted = quick(fs.FederatedAUCClassifier, model=net, algorithm=fs.CODASCA(lr=0.03), algorithm_params=None)
+    fitted.fit(x, label, groups=site).save(file)
+    loaded = fs.FederatedAUCClassifier.load(file, torch.nn.Linear(30, 1))
+    assert (loaded.decision_function(x) == fitted.decision_function(x)).all()
+    assert loaded.algorithm == "codasca" and loaded._algorithm() == fs.CODASCA(lr=0.03)
+    for wrong, message in (
+        (lambda: fs.FederatedAUCClassifier.load(file), "pass model="),
+        (lambda: fs.FederatedAUCClassifier.load(file, torch.nn.Linear(29, 1)), "does not fit the model"),
+        (
+            lambda: fs.FairFederatedClassifier.load(file, net),
+            "is a FederatedAUCClassifier, not a FairFederated",
+        ),
+        (lambda: fs.FairFederatedClassifier.load(__file__), "is no saved estimator"),
+        (lambda: fs.FairFederatedClassifier.load(tmp_path / "none"), "is no saved estimator"),
+    ):
+        with pytest.raises(FedsaddleError, match=message):
+            wrong()
+
+
+def test_the_import_of_fedsaddle_stays_light() -> None:
+    import subprocess
+
+    code = (
+        "import sys, fedsaddle; print(*[m for m in ('sklearn', 'onnx', 'plotly', 'flwr') if m in sys.modules]); "
+        "assert 'FederatedAUCClassifier' in dir(fedsaddle); fedsaddle.nothing"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "\n" and "has no attribute 'nothing'" in done.stderr
