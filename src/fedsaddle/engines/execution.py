@@ -80,16 +80,17 @@ def repeatable(device: torch.device) -> Iterator[None]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=not was or only_warned)
-    torch.utils.deterministic.fill_uninitialized_memory = (
+    memory.fill_uninitialized_memory = (
         was and filled
     )  # costs a write, and nothing here reads unset memory
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(was, warn_only=only_warned)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        memory.fill_uninitialized_memory = filled
 
 
 class Graphs:
