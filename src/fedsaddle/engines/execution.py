@@ -83,9 +83,7 @@ def repeatable(device: torch.device) -> Iterator[None]:
     memory: Any = torch.utils.deterministic
     filled = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=not was or only_warned)
-    memory.fill_uninitialized_memory = (
-        was and filled
-    )  # costs a write, and nothing here reads unset memory
+    memory.fill_uninitialized_memory = was and filled  # costs a write, and nothing here reads unset memory
     try:
         yield
     finally:
