@@ -372,22 +372,33 @@ def test_from_frame() -> None:
     assert Federation.from_frame(logical, group="hospital", label="died").data["x"].shape == (4, 3)
 
 
+def test_text_becomes_a_feature_for_each_value(tmp_path: Path) -> None:
+    """Whatever file a value occurs in."""
+    mixed = frame().assign(sex=list("mfmm"), ward=pd.Categorical(["b", "a", "b", "c"]))
+    made = Federation.from_frame(mixed, group="hospital", label="died", features=["sex", "age", "ward"])
+    assert made.feature_names == ("sex=f", "sex=m", "age", "ward=a", "ward=b", "ward=c")
+    order = [i for name in made.names for i in range(4) if mixed["hospital"].iloc[i] == name]
+    expected = pd.get_dummies(mixed[["sex", "ward"]]).iloc[order]
+    for column, name in enumerate(made.feature_names):
+        if name != "age":
+            assert made.data["x"][:, column].tolist() == expected[name.replace("=", "_")].tolist()
+    (tmp_path / "a.csv").write_text("sex,y\nf,0\nm,1\n")
+    (tmp_path / "b.csv").write_text("y,sex\n1,x\n0,f\n")
+    files = Federation.from_files(tmp_path, label="y")
+    assert files.feature_names == ("sex=f", "sex=m", "sex=x")
+    assert files.data["x"].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
+
+
 @pytest.mark.parametrize(
     ("text", "change", "options"),
     [
         ("the frame has no column 'clinic': it has 'hospital', 'age'", {}, {"group": "clinic"}),
         ("the frame has no column 'dead'", {}, {"label": "dead"}),
         ("the frame has no column 'height'", {}, {"features": ["height"]}),
-        (
-            "column 'sex' is not numeric (str): one-hot encode with pandas.get_dummies(frame, columns=['sex'])",
-            {"sex": list("mfmf")},
-            {},
-        ),
-        (
-            "columns 'sex', 'day' are not numeric",
-            {"sex": list("mfmf"), "day": pd.Timestamp("2020-01-01")},
-            {},
-        ),
+        ("column 'day' is neither numbers nor text (datetime64", {"day": pd.Timestamp("2020-01-01")}, {}),
+        ("column 'sex' has no value at row 1", {"sex": ["m", None, "m", "f"]}, {}),
+        ("column 'bmi' has numbers, but 'high' at row 3: correct it", {"bmi": [21, 22, "23.5", "high"]}, {}),
+        ("column 'bmi' has numbers stored as text", {"bmi": list("2134")}, {}),
         ("x has NaN at row 2, column 'age' (0)", {"age": [60, 71, None, 48]}, {}),
         ("x has NaN at row 1, column 'age' (0)", {"age": pd.array([60, None, 5, 48], dtype="Int64")}, {}),
         ("clients has no value at row 3", {"hospital": ["a", "b", "a", None]}, {}),
@@ -490,7 +501,17 @@ def test_parquet(tmp_path: Path) -> None:
         ("a.csv has no column 'agee': did you mean 'age'? it has", {"a.csv": "age,y\n1,0\n"}, {"drop": ["agee"]}),
         ("sep must be one character, got ';;'", {"a.csv": "age,y\n1,0\n"}, {"sep": ";;"}),
         ("has no named columns: leave drop out", {"a.txt": "1 1:1\n"}, {"drop": ["age"]}),
-        ("a.csv: column 'age' is not numeric", {"a.csv": "age,y\nold,0\n", "b.csv": "age,y\n1,0\n"}, {}),
+        ("'age' is text in a.csv and numbers in b.csv", {"a.csv": "age,y\nold,0\n", "b.csv": "age,y\n1,0\n"}, {}),
+        (
+            "b.csv: column 'age' has numbers, but 'old' at row 2, line 4 of the file",
+            {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n1,0\n3,0\nold,1\n"},
+            {},
+        ),
+        (
+            "column 'name' is text with 51 distinct values, at most 50",
+            {"a.csv": "name,y\n" + "".join(f"n{i},{i % 2}\n" for i in range(50)), "b.csv": "name,y\nother,1\n"},
+            {},
+        ),
         ("a.csv has no column 'y': it has 'age'", {"a.csv": "age\n1\n", "b.csv": "age\n1\n"}, {}),
         ("name its label column with label=", {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n1,0\n"}, {"label": None}),
         ("b.csv has no rows", {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n"}, {}),

@@ -388,6 +388,8 @@ class Federation:
     ) -> Federation:
         """Build a federation from a pandas DataFrame with a column that names the client of each row.
 
+        A feature of text becomes one of 0 and 1 for each of its values, such as `sex=f`.
+
         Args:
             frame: the table, one row a sample.
             group: column of client names, for example `"hospital"`.
@@ -414,6 +416,8 @@ class Federation:
         dtype: torch.dtype = torch.float32,
     ) -> Federation:
         """Build a federation from one file a client; the file's stem is the client's name.
+
+        A feature of text becomes one of 0 and 1 for each value that it has in any file, such as `sex=f`.
 
         Args:
             paths: a list of files, a folder, or a glob pattern such as `"sites/*.csv"`. A file is .csv,

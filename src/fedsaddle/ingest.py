@@ -26,6 +26,7 @@ IntArray = npt.NDArray[np.int64]
 
 MAX_DENSE_BYTES = 8 * 2**30  # more is never made of a sparse matrix or of a packed file
 SMALL_BYTES = 2**28  # of more than this there must be something to read:
+MOST_VALUES = 50  # of a column of text
 MOST_EMPTY = 1000  # at most so many times the bytes that it is read from
 MAX_TWINS = 1000  # columns of one name
 REGRESSION_LEVELS = 20  # float labels with more distinct fractions than this are a regression target
@@ -66,8 +67,8 @@ def tensors(
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The user's arrays as checked tensors, in the user's row order, and the names of x's columns."""
     if hasattr(x, "columns") and hasattr(x, "dtypes"):  # a pandas DataFrame
-        columns = columns or tuple(map(str, x.columns))
-        x, dtype = numeric_frame(x), dtype or torch.float32
+        (x,), found = one_hot([x])
+        columns, dtype = columns or found, dtype or torch.float32
     data = {name: as_tensor(value, name) for name, value in fields.items()}
     if x is not None:
         tensor = as_tensor(x, "x")
@@ -145,6 +146,86 @@ def numeric_frame(frame: Any) -> Array:
         raise FedsaddleError(f"{what} not numeric ({frame[text[0]].dtype}): {remedy}")
     values: Array = frame.to_numpy(dtype=np.float64, na_value=np.nan)
     return values
+
+
+def one_hot(
+    frames: Sequence[Any], files: Sequence[Path | None] = (None,), sep: str = ","
+) -> tuple[list[Array], tuple[str, ...]]:
+    """Tables with the same columns as floats, and the names of the columns.
+
+    A column of text becomes one column for each value that it has in any table, such as `sex=f`: 1 where a row has it.
+
+    Args:
+        frames: the tables.
+        files: where each comes from, for messages.
+        sep: the character between the columns of these files.
+    """
+    texts = [set(text_columns(frame)) for frame in frames]
+    blocks: list[list[Array]] = [[] for _ in frames]
+    names: list[str] = []
+    for c in frames[0].columns:
+        of_text = [c in text for text in texts]
+        if not any(of_text):
+            names.append(str(c))
+            for block, frame in zip(blocks, frames, strict=True):
+                block.append(numeric_frame(frame[[c]]))
+            continue
+        given = []
+        for frame, file in (
+            (frame, file) for frame, file, text in zip(frames, files, of_text, strict=True) if text
+        ):
+            with _named(file, sep):
+                given.append(_texts(frame[c], c))
+        if not all(of_text):
+            has, has_not = (Path(files[of_text.index(kind)] or "").name for kind in (True, False))
+            raise FedsaddleError(
+                f"column {c!r} is text in {has} and numbers in {has_not}: write it alike in all files"
+            )
+        distinct = sorted(set[str]().union(*given))
+        if len(distinct) > MOST_VALUES:
+            raise FedsaddleError(
+                f"column {c!r} is text with {len(distinct)} distinct values, at most {MOST_VALUES} can be features: "
+                "leave it out (drop), or group its values"
+            )
+        names += [f"{c}={value}" for value in distinct]
+        for block, own in zip(blocks, given, strict=True):
+            block.append((np.array(own)[:, None] == np.array(distinct)[None, :]).astype(np.float64))
+    return [
+        np.concatenate([np.zeros((len(f), 0)), *b], axis=1) for b, f in zip(blocks, frames, strict=True)
+    ], tuple(names)
+
+
+def _texts(values: Any, name: Any) -> list[str]:
+    """A column's values as texts; refuses gaps, dates, and numbers among which some cannot be read."""
+    pandas = optional_import("pandas", "a DataFrame")
+    if not (pandas.api.types.is_string_dtype(values.dtype) or str(values.dtype) in ("object", "category")):
+        raise FedsaddleError(
+            f"column {name!r} is neither numbers nor text ({values.dtype}): make it numbers, such as days since a date"
+        )
+    check_present(values.to_numpy(dtype=object), f"column {name!r}")
+    odd = pandas.to_numeric(values.astype(object), errors="coerce").isna().to_numpy()
+    if not odd.any():
+        raise FedsaddleError(f"column {name!r} has numbers stored as text: convert it with pandas.to_numeric")
+    if odd.mean() < 0.5:
+        row = int(odd.argmax())
+        what = f"column {name!r} has numbers, but {text_of(values.iloc[row])!r} at row {row}"
+        raise BadRow(what, row, "correct it, or drop the row")
+    return [text_of(v) for v in values.tolist()]
+
+
+@contextmanager
+def _named(file: Path | None, sep: str) -> Iterator[None]:
+    """What is refused is named with its file."""
+    if file is None:
+        yield
+        return
+    try:
+        with located(file, sep):
+            yield
+    except BadRow:
+        raise
+    except FedsaddleError as error:
+        raise FedsaddleError(f"{file.name}: {error}") from None
 
 
 def check_finite(tensor: Tensor, name: str, columns: Sequence[str]) -> None:
@@ -388,7 +469,7 @@ def columns_of(
 
 
 class _Table(NamedTuple):
-    x: Array
+    x: Any  # an array, or a DataFrame
     y: Any
     columns: tuple[str, ...]
 
@@ -405,6 +486,8 @@ def read_files(
             raise FedsaddleError(f"two files name the client {name!r} ({twins}): rename one of them")
     tables = [_read_file(file, label, drop, sep) for file in files]
     columns, xs = tables[0].columns, _aligned(files, tables)
+    if columns:
+        xs, columns = one_hot(xs, files, sep)
     ys = [column(table.y, "y") for table in tables]
     for file, x, y in zip(files, xs, ys, strict=True):
         with located(file, sep):
@@ -620,14 +703,11 @@ def _read_file(file: Path, label: str | None, drop: Sequence[str], sep: str) -> 
     for name in (label, *drop):
         if name not in frame.columns:
             raise FedsaddleError(no_column(str(file), name, frame.columns))
-    try:
-        features = frame.drop(columns=[label, *drop])
-        return _Table(numeric_frame(features), frame[label], tuple(map(str, features.columns)))
-    except FedsaddleError as error:
-        raise FedsaddleError(f"{file.name}: {error}") from None
+    features = frame.drop(columns=[label, *drop])
+    return _Table(features, frame[label], tuple(map(str, features.columns)))
 
 
-def _aligned(files: list[Path], tables: list[_Table]) -> list[Array]:
+def _aligned(files: list[Path], tables: list[_Table]) -> list[Any]:
     """Each table's x with the first one's columns in their order; files that have others are refused."""
     first, columns, xs = files[0].name, tables[0].columns, [table.x for table in tables]
     if all(file_format(file) == "libsvm" for file in files):
@@ -644,7 +724,7 @@ def _aligned(files: list[Path], tables: list[_Table]) -> list[Array]:
         if surplus := [c for c in own if c not in columns]:
             raise FedsaddleError(f"{file.name} has column {surplus[0]!r}, which {first} has not: {remedy}")
         if own != columns:
-            xs[i] = xs[i][:, [own.index(c) for c in columns]]
+            xs[i] = xs[i].iloc[:, [own.index(c) for c in columns]]
         got, want = list(xs[i].shape[1:]), list(xs[0].shape[1:])
         if got != want:
             raise FedsaddleError(

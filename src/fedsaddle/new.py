@@ -22,6 +22,7 @@ from fedsaddle import config as configs
 from fedsaddle.data import DATASETS
 from fedsaddle.errors import FedsaddleError, did_you_mean, first_line
 from fedsaddle.ingest import (
+    MOST_VALUES,
     column,
     expand,
     file_format,
@@ -440,8 +441,8 @@ def _no_features(frame: Any, used: Sequence[str]) -> dict[str, str]:
         if name in used:
             continue
         values = frame[name]
-        if name in texts:
-            out[name] = "text; one-hot encode it to use it"
+        if name in texts and values.nunique() > MOST_VALUES:
+            out[name] = f"text with {values.nunique()} distinct values; group them to use it"
         elif int((gaps := missing(column(values, name))).sum()):
             out[name] = f"{int(gaps.sum())} values are missing; impute them to use it"
         elif values.dtype.kind in "iu" and values.nunique() == len(values) and "id" in _words(name):
