@@ -95,6 +95,9 @@ def test_phi_and_its_gradient_match_the_closed_form() -> None:
     assert run.metrics["phi"] == pytest.approx(auc_metric.phi(v, clients, 0.3), abs=1e-12)
     gradient = auc_metric.grad_phi(v, clients, 0.3)
     assert run.metrics["grad_phi"] == pytest.approx(np.linalg.norm(gradient), abs=1e-12)
+    alpha, best = run.z.numpy()[-1], auc_metric.best_alpha(v, clients, 0.3)
+    assert run.metrics["dual_distance"] == pytest.approx(abs(alpha - best), abs=1e-12)
+    assert run.records[-1]["dual"] == [pytest.approx(alpha, rel=1e-3)]
     assert run.metrics["single_class_clients"] == sum(len(set(y)) == 1 for _, y in clients)
 
 

@@ -93,7 +93,8 @@ def test_report_of_a_run_has_every_part(tmp_path: Path) -> None:
     page = Page(path)
     assert path == folder / "report.html"
     assert page.cards == {
-        "numbers", "course", "clients", "residual", "calendar", "partition", "communication", "settings", "cite", "versions"
+        "numbers", "course", "clients", "convergence", "calendar", "partition", "communication", "settings", "cite",
+        "versions",
     }  # fmt: skip
     for text in (
         "CODASCA on AUC",
@@ -104,7 +105,7 @@ def test_report_of_a_run_has_every_part(tmp_path: Path) -> None:
     ):
         assert text in page.text
     assert "2 clients with one class only" in page.text  # of per_client: counted, not drawn
-    assert len(page.figures) == sum(a.get("class") == "plot" for _, a in page.tags) == 6
+    assert len(page.figures) == sum(a.get("class") == "plot" for _, a in page.tags) == 8
 
 
 def test_numbers_and_curves_are_those_of_the_history(tmp_path: Path) -> None:
@@ -118,6 +119,9 @@ def test_numbers_and_curves_are_those_of_the_history(tmp_path: Path) -> None:
     assert moved["x"] == [r["bytes_down"] + r["bytes_up"] for r in records]
     residual = next(f for f in page.figures if f["layout"]["yaxis"].get("type") == "log")
     assert residual["data"][0]["y"] == [r["grad_phi"] for r in records]
+    gap, dual = page.figures[-2]["data"][0], page.figures[-1]["data"][0]
+    assert gap["y"] == [r["dual_distance"] for r in records if r["dual_distance"]]
+    assert dual["y"] == [r["dual"][0] for r in records] and dual["y"][0] == 0.0 != dual["y"][-1]
 
 
 def test_calendar_shows_who_took_part(tmp_path: Path) -> None:
@@ -155,7 +159,7 @@ def test_comparison_has_one_colour_and_one_row_a_run(tmp_path: Path) -> None:
     assert colours == {"CODASCA": {"@c0"}, "SGDA": {"@c1"}}
     assert "mind <the> split" in page.text
     assert "algorithm.lr" in page.text and "deng2021local" in page.text
-    assert {"runs", "course", "residual", "partition", "settings", "cite", "versions"} <= page.cards
+    assert {"runs", "course", "convergence", "partition", "settings", "cite", "versions"} <= page.cards
 
 
 def test_folders_with_the_same_name_are_told_apart(tmp_path: Path) -> None:
@@ -172,6 +176,33 @@ def test_distance_is_drawn_on_a_log_axis(tmp_path: Path) -> None:
     page = Page(report.write_report(tmp_path / "q"))
     assert page.figures[0]["layout"]["yaxis"]["type"] == "log"
     assert "partition" not in page.cards and "clients" not in page.cards  # no classes, no AUC
+
+
+@pytest.mark.parametrize(("n", "kind", "traces"), [(1, "scatter", 1), (3, "scatter", 3), (12, "heatmap", 1)])
+def test_dual_variables_are_lines_or_a_map(tmp_path: Path, n: int, kind: str, traces: int) -> None:
+    fed = fs.quadratic_federation(clients=3, dim_x=4, dim_y=n)
+    for name in "ab":
+        algorithm = fs.CODASCA(lr=0.05, local_steps=2)
+        fs.train(fs.QuadraticSaddle(4, n), algorithm, fed, rounds=3, out=tmp_path / name).finish()
+    history = [json.loads(line) for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
+    drawn = Page(report.write_report(tmp_path / "a")).figures[-1]["data"]
+    assert [t["type"] for t in drawn] == [kind] * traces
+    rows = drawn[0]["z"] if kind == "heatmap" else [t["y"] for t in drawn]
+    assert rows == [[r["dual"][i] for r in history] for i in range(n)]
+    both = Page(report.write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "c.html")).figures[-1][
+        "data"
+    ]
+    assert len(both) == 2
+    if n > 1:
+        assert both[0]["y"][-1] == pytest.approx(sum(v**2 for v in history[-1]["dual"]) ** 0.5)
+
+
+def test_a_dual_that_each_client_has_for_itself_is_not_shown_as_one(tmp_path: Path) -> None:
+    run = fs.train(
+        fs.AUC(Linear(3)), fs.FFMDR(solver="exact"), binary(), rounds=2, out=tmp_path / "r"
+    ).finish()
+    assert all("dual" not in r and "dual_distance" not in r for r in run.records)
+    assert "Dual variable" not in Page(report.write_report(tmp_path / "r")).text
 
 
 def test_curves_have_one_colour_a_run_and_no_upload_button() -> None:
@@ -215,7 +246,7 @@ def test_an_unfinished_run_is_reported_as_far_as_it_got(tmp_path: Path) -> None:
     )  # killed while writing
     page = Page(report.write_report(folder))
     assert "has not finished" in page.text and "first 3 rounds" in page.text
-    assert page.cards == {"numbers", "course", "residual"}
+    assert page.cards == {"numbers", "course", "convergence"}
 
 
 def test_undefined_metrics_leave_gaps_and_valid_json(tmp_path: Path) -> None:
@@ -227,7 +258,7 @@ def test_undefined_metrics_leave_gaps_and_valid_json(tmp_path: Path) -> None:
     (folder / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     page = Page(report.write_report(folder))
     assert page.figures[0]["data"][0]["x"] == [0, 2]
-    assert "residual" not in page.cards  # zero has no logarithm
+    assert "convergence" not in page.cards  # zero has no logarithm
 
 
 def test_errors_name_the_folder_and_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,3 +395,5 @@ def test_fairness_marks_the_tails_and_shows_a_robust_methods_weights(tmp_path: P
     assert "Weights over rounds" in page.text and "Weights over rounds" not in plain.text
     both = Page(report.write_comparison([tmp_path / "robust", tmp_path / "plain"], tmp_path / "both.html"))
     assert "Gini" in both.text and "Weights over rounds" not in both.text
+    (largest,) = both.figures[-1]["data"]  # of the one run that weighs clients
+    assert largest["y"] == pytest.approx([6 * max(w) for w in weights])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -40,7 +40,13 @@ MAIN = (
     "field_norm",
     "loss",
 )
-RESIDUALS = ("distance", "grad_phi", "field_norm", "grad_norm")  # zero at a solution; on a log scale
+RESIDUALS = (
+    "distance",
+    "grad_phi",
+    "dual_distance",
+    "field_norm",
+    "grad_norm",
+)  # zero at a solution; on a log scale
 LABELS = {
     "auc": "Test AUC", "train_auc": "Training AUC", "valid_auc": "Validation AUC",
     "auc_clients": "AUC, mean over clients", "auc_worst20": "AUC, worst 20 % of clients",
@@ -56,6 +62,8 @@ LABELS = {
     "distance": "Distance to the saddle point", "field_norm": "Norm of the saddle field",
     "loss": "Training loss", "grad_norm": "Gradient norm",
     "phi": "Objective φ = max over the dual", "grad_phi": "Gradient norm ‖∇φ‖",
+    "dual_distance": "Distance of the dual from its best", "largest_weight": "Largest weight of a client",
+    "robust_loss": "Loss by the worst weights",
     "failures": "Clients that did not answer", "round": "Rounds", "phases": "Communication phases",
     "bytes_down": "Sent down, server to clients", "bytes_up": "Sent up, clients to server", "seconds": "Time",
 }  # fmt: skip
@@ -64,6 +72,7 @@ _HUES = 8  # "@c0" to "@c7"
 _DASHES = ("solid", "dash", "dot", "dashdot")  # the ninth run has the first colour again, dashed
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 _EMPTY_TO_FULL = [[0, "@empty"], [1, "@c0"]]
+_LOW_TO_HIGH = [[0, "@c1"], [0.5, "@empty"], [1, "@c0"]]
 _NAMED_CLIENTS = 40  # beyond this, clients are told apart by hovering
 _CALENDAR = (150, 400)  # clients and rounds drawn; more are averaged in bins
 _MAP_CLIENTS, _PLOT_CLIENTS = 60, 2000  # Federation.plot: beyond these, a map, and a selection
@@ -133,12 +142,14 @@ class Panel(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """Panels with a common legend and note."""
+    """Panels with a common legend and note; with a `choice`, one is shown at a time."""
 
     title: str
     panels: list[Panel]
     legend: Legend
     note: str
+    wide: bool = False  # as wide as the page
+    choice: str = ""  # what the reader chooses
 
 
 def main_metric(groups: list[Group]) -> str:
@@ -187,7 +198,11 @@ def curves(runs: Mapping[str, Sequence[Record]]) -> plotly.graph_objects.Figure:
     for g in groups:
         data += _lines(g, f"{base(main)}_worst20", name=f"{g.name}, worst 20 %", dash="dot")
     legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
-    layout = _axes("Round", main) | {"hovermode": "x unified", "legend": legend, "showlegend": len(data) > 1}
+    layout = _axes("Round", main, data) | {
+        "hovermode": "x unified",
+        "legend": legend,
+        "showlegend": len(data) > 1,
+    }
     layout["yaxis"]["title"] = {"text": label(main)}
     return _notebook("curves", data, layout)
 
@@ -240,7 +255,7 @@ def course(groups: list[Group], main: str) -> Figure:
         for against in ("rounds", "bytes sent"):
             styles = [(k, label(k), dashes[k]) if one else (k, "", "") for k in keys]
             data = [t for g in groups for k, *style in styles for t in _lines(g, k, against, *style)]
-            layout = _axes("Round" if against == "rounds" else "Bytes, down and up", main)
+            layout = _axes("Round" if against == "rounds" else "Bytes, down and up", main, data)
             layout["hovermode"] = "x unified" if against == "rounds" or one else "closest"
             if against != "rounds":
                 layout["xaxis"] |= {"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"}
@@ -338,8 +353,7 @@ def _weights(runs: Sequence[Run], names: Sequence[str], order: Sequence[int]) ->
     data: list[Record] = [{
         "type": "heatmap", "z": [[finite(v) for v in row] for row in table.round(4).tolist()],
         "x": [r["round"] for r in records], "y": list(range(len(order))), "colorscale": _EMPTY_TO_FULL,
-        "zmin": 0, "zmax": max(top, 2.0),
-        "colorbar": {"thickness": 10, "outlinewidth": 0, "title": {"text": "×"}},
+        "zmin": 0, "zmax": max(top, 2.0), "colorbar": {"ticksuffix": " ×"},
         "hovertemplate": "<b>%{y}</b><br>round %{x}<br>%{z:.3~g} times its equal share<extra></extra>",
     }]  # fmt: skip
     clients = _clients([names[i] for i in order]) | {"range": [-0.7, len(order) - 0.3]}
@@ -348,23 +362,84 @@ def _weights(runs: Sequence[Run], names: Sequence[str], order: Sequence[int]) ->
     return Panel("Weights over rounds", data, layout, _height(len(order), most=340))
 
 
-def residual(groups: list[Group], main: str) -> Figure | None:
-    """How far from a solution, where the problem knows it."""
+def convergence(groups: list[Group], main: str) -> Figure | None:
+    """How far from a solution, where the problem knows it, the dual variables, and how unequal clients' weights are."""
+    panels: list[Panel] = []
+    notes: list[str] = []
+    one = len(groups) == 1
     for key in RESIDUALS:
         data = [t for g in groups for t in _lines(g, key) if key != main]
-        if data:
-            break
-    else:
+        if data and len(panels) < 2:
+            panels.append(Panel(label(key), data, _axes("Round", key, data) | {"hovermode": "x unified"}))
+            notes.append(_SAYS.get(key, "Vanishes at a solution."))
+            missing = [g.name for g in groups if not _lines(g, key)]
+            notes += [f"Not known for {', '.join(missing)}."] if missing else []
+    dual = _dual(groups)
+    panels += [dual] if dual is not None else []
+    weighed = [g for g in groups if all("weights" in run.final for run in g.runs)]
+    if weighed and not one:  # of one run all weights are drawn, client by client
+        data = [t for g in weighed for t in _lines(g, "weights", value=_largest_weight)]
+        axes = _axes("Round", "", data) | {"hovermode": "x unified"}
+        panels.append(Panel("Largest weight of a client, times its equal share", data, axes))
+    if not panels:
         return None
-    note = {
-        "grad_phi": "φ(v) is the objective with the dual variable at its maximum; its gradient vanishes at a solution.",
-        "distance": "Euclidean distance of (x, y) from the known saddle point.",
-    }.get(key, "Vanishes at a solution.")
-    shown = [g for g in groups if _lines(g, key)]
-    missing = [g.name for g in groups if g not in shown]
-    note += f" Not known for {', '.join(missing)}, which solves another problem." if missing else ""
-    panel = Panel("", data, _axes("Round", key) | {"hovermode": "x unified"})
-    return Figure(label(key), [panel], _names_of(shown) if len(groups) > 1 else [], note)
+    for p in panels:
+        p.layout["yaxis"].pop("title", None)  # each panel has its title above
+    title = panels[0].title if len(panels) == 1 else "Convergence"
+    if len(panels) == 1:
+        panels = [panels[0]._replace(title="")]
+    return Figure(title, panels, [] if one else _names_of(groups), " ".join(dict.fromkeys(notes)))
+
+
+_SAYS = {
+    "grad_phi": "φ is the objective with the dual at its maximum; its gradient vanishes at a solution.",
+    "dual_distance": "The dual's best is its maximiser at the present primal variables.",
+    "distance": "Euclidean distance of (x, y) from the known solution.",
+}
+
+
+def _largest_weight(record: Record) -> float | None:
+    known = [w for w in record.get("weights", []) if w is not None]
+    return max(known) * len(record["weights"]) if known else None
+
+
+def _norm(record: Record) -> float | None:
+    dual = record.get("dual") or [None]
+    return None if None in dual else dual[0] if len(dual) == 1 else math.hypot(*dual)
+
+
+def _dual(groups: list[Group]) -> Panel | None:
+    """One dual variable of each run, or all of a single run, or the norms of several runs' duals."""
+    runs = [run for g in groups for run in g.runs if "dual" in run.final]
+    if not runs:
+        return None
+    n, alone = max(len(run.final["dual"]) for run in runs), len(groups) == 1 and len(groups[0].runs) == 1
+    if n == 1 or not alone:
+        data = [t for g in groups for t in _lines(g, "dual", value=_norm)]
+        name = "Dual variable" if n == 1 else "Norm of the dual variables"
+        return Panel(name, data, _axes("Round", "", data) | {"hovermode": "x unified"})
+    records = [r for r in runs[0].records if "dual" in r]
+    rounds, table = (
+        [r["round"] for r in records],
+        [list(v) for v in zip(*(r["dual"] for r in records), strict=True)],
+    )
+    layout = _axes("Round", "", [])
+    if n <= _HUES:
+        data = [
+            {
+                "type": "scatter", "mode": "lines", "name": f"y{i + 1}", "x": rounds, "y": row,
+                "line": {"color": f"@c{i}", "width": 2}, "hovertemplate": "%{y:.3~g}",
+            }
+            for i, row in enumerate(table)
+        ]  # fmt: skip
+        return Panel(f"{n} dual variables", data, layout | {"hovermode": "x unified"})
+    most = max((abs(v) for row in table for v in row if v is not None), default=1.0) or 1.0
+    data = [{
+        "type": "heatmap", "x": rounds, "y": list(range(1, n + 1)), "z": table, "zmin": -most, "zmax": most,
+        "colorscale": _LOW_TO_HIGH, "hovertemplate": "<b>y%{y}</b><br>round %{x}<br>%{z:.3~g}<extra></extra>",
+    }]  # fmt: skip
+    layout["xaxis"]["showgrid"], layout["yaxis"] = False, {"showgrid": False}
+    return Panel(f"{n} dual variables", data, layout)
 
 
 def calendar(run: Run) -> Figure | None:
@@ -403,7 +478,9 @@ def calendar(run: Run) -> Figure | None:
         sizes = Counter(name for _, name in sorted(groups))
         note += f" {len(sizes)} groups in turn: {', '.join(f'{k} ({n})' for k, n in sizes.items())}."
     note += f" {failures:,} requests stayed without an answer." if failures else ""
-    return Figure("Who took part", [Panel("", data, layout, _height(len(rows), most=516))], [], note)
+    return Figure(
+        "Who took part", [Panel("", data, layout, _height(len(rows), most=516))], [], note, wide=True
+    )
 
 
 def _groups_of(run: Run, n: int) -> list[tuple[int, str]] | None:
@@ -430,7 +507,7 @@ def partition(groups: list[Group]) -> Figure | None:
     as_map = width > _HUES or n * width > 2000
     data, layout, legend = _owned(table, names, classes, along=n <= _NAMED_CLIENTS, as_map=as_map)
     sizes, totals = table.sum(1), table.sum(0)
-    note = (
+    note = "The share of each class in a client's samples. " * as_map + (
         f"{int(totals.sum()):,} training samples, {int(sizes.min()):,} to {int(sizes.max()):,} a client. "
         f"The rarest class, {classes[int(totals.argmin())]}, is {totals.min() / totals.sum():.1%} of all; "
         f"{plural(int(((table > 0).sum(1) == 1).sum()), 'client')} with one class only."
@@ -441,20 +518,48 @@ def partition(groups: list[Group]) -> Figure | None:
 # ---------------------------------------------------------------------------------------------- parts of figures
 
 
-def _axes(x: str, y: str) -> Record:
-    log = {"type": "log", "exponentformat": "power"} if y in RESIDUALS else {}
+def _axes(x: str, y: str, data: Sequence[Record]) -> Record:
+    log = _log(data) if y in RESIDUALS else {}
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": unit(y)}} | log}
 
 
-def _lines(g: Group, key: str, against: str = "rounds", name: str = "", dash: str = "") -> list[Record]:
-    """One line against rounds or bytes; of repetitions the mean, with a band of one standard deviation."""
+def _log(data: Sequence[Record]) -> Record:
+    """A logarithmic axis with at most eight labels: powers of ten; over few decades 1, 2, 5; within one, even steps."""
+    seen = [y for t in data for y in t["y"] if y is not None and y > 0]
+    low, high = (min(seen), max(seen)) if seen else (0.1, 1.0)
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    if high / low > 300:
+        every = -(-(last - first) // 7)
+        at = {10.0**k: f"10<sup>{k}</sup>" for k in range(first, last + 1, every)}
+    else:
+        near = [m * 10.0**k for k in range(first - 1, last + 1) for m in (1, 2, 5)]
+        step = next(s for s in near if 5 * s >= high - low) if high < 6 * low else 0.0
+        values = [step * k for k in range(1, int(1.2 * high / step) + 1)] if step else near
+        at = {v: f"{v:.4g}" for v in values if 0.8 * low <= v <= 1.2 * high}
+    return {"type": "log", "tickvals": list(at), "ticktext": list(at.values())}
+
+
+def _lines(
+    g: Group,
+    key: str,
+    against: str = "rounds",
+    name: str = "",
+    dash: str = "",
+    *,
+    value: Callable[[Record], float | None] | None = None,
+) -> list[Record]:
+    """One line against rounds or bytes; of repetitions the mean, with a band of one standard deviation.
+
+    Args:
+        value: of a record; by default what it has under `key`.
+    """
     points: dict[int, list[tuple[float, float]]] = {}
     for run in g.runs:
         for r in run.records:
-            value = finite(r.get(key))
-            if value is not None and (value > 0 or key not in RESIDUALS):
+            found = finite(value(r) if value is not None else r.get(key))
+            if found is not None and (found > 0 or key not in RESIDUALS):
                 at = r["round"] if against == "rounds" else r.get("bytes_down", 0) + r.get("bytes_up", 0)
-                points.setdefault(r["round"], []).append((at, value))
+                points.setdefault(r["round"], []).append((at, found))
     table = np.array([p for _, p in sorted(points.items()) if len(p) == len(g.runs)])  # [rounds, runs, 2]
     if not len(table):
         return []
@@ -501,7 +606,7 @@ def _owned(
         return [{
             "type": "heatmap", place: list(range(n)), value: list(range(width)), "z": z.tolist(), "zmin": 0,
             "customdata": counts.tolist(), "colorscale": _EMPTY_TO_FULL,
-            "colorbar": {"title": {"text": "share"}, "tickformat": ".0%", "thickness": 10, "outlinewidth": 0},
+            "colorbar": {"tickformat": ".0%"},
             "hovertemplate": f"<b>%{{{place}}}</b><br>class %{{{value}}}<br>%{{customdata:,}} samples (%{{z:.1%}})"
             "<extra></extra>",
         }], layout, []  # fmt: skip

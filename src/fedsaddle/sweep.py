@@ -67,9 +67,18 @@ _OPTIONS = {
 }  # fmt: skip
 MAX_RUNS = 100_000  # all are checked, and kept in mind, before the first starts
 # measures of the optimisation itself, which say nothing of generalisation and need no validation data
-_OPTIMISATION = ("distance", "field_norm", "grad_phi", "grad_norm", "phi", "loss", "robust_loss")
+_OPTIMISATION = (
+    "distance",
+    "field_norm",
+    "grad_phi",
+    "dual_distance",
+    "grad_norm",
+    "phi",
+    "loss",
+    "robust_loss",
+)
 _BOOKKEEPING = (
-    "round", "phases", "bytes_down", "bytes_up", "failures", "participants", "clients", "weights",
+    "round", "phases", "bytes_down", "bytes_up", "failures", "participants", "clients", "weights", "dual",
     "largest_weight", "seconds",
 )  # fmt: skip
 _SCALE = [[0, "@empty"], [1, "@c0"]]  # of a map, from worst to best

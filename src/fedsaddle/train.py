@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 _MAX_LISTED = 1000  # clients named or weighed in a record
-_LISTS = ("clients", "weights", "left_out")  # what a record says of single clients
+_MAX_DUAL = 100  # dual variables in a record
+_LISTS = ("clients", "weights", "left_out", "dual")  # what a record says of single clients and variables
 
 
 def train(
@@ -586,8 +587,10 @@ class Run:
             record["left_out"] = self.clients.left_out
         if found.evaluation is not None:
             record |= {
-                k: v if math.isfinite(v) else None for k, v in found.evaluation.values.items()
-            }  # None: undefined
+                k: v if math.isfinite(v) else None  # None: undefined
+                for k, v in found.evaluation.values.items()
+                if k != "dual_distance" or self.algorithm.shared_dual
+            }
             self._by_client = found.evaluation.by_client
             monitors = {
                 k: v.item() for k, v in _monitors(self.state).items()
@@ -595,7 +598,9 @@ class Run:
             record |= {k: v if math.isfinite(v) else None for k, v in monitors.items()}
             lam = getattr(self.state, "lam", None)  # what a robust method weighs clients by
             if lam is not None and lam.shape[-1] <= _MAX_LISTED:
-                record["weights"] = [float(f"{v:.4g}") if math.isfinite(v) else None for v in lam[0].tolist()]
+                record["weights"] = _short(lam)
+            if 0 < self.problem.n_y <= _MAX_DUAL and self.algorithm.shared_dual:
+                record["dual"] = _short(self.state.z[:, self.problem.n_x :])
         record["seconds"] = time.perf_counter() - started
         self._records.append(_packed(record))
         if self._folder is not None:
@@ -741,6 +746,11 @@ def _monitors(state: Any) -> dict[str, Tensor]:
     """What an algorithm's State says of its convergence: a NamedTuple `monitors` of [1, 1], or None."""
     monitors = getattr(state, "monitors", None)
     return monitors._asdict() if monitors is not None else {}
+
+
+def _short(vector: Tensor) -> list[float | None]:
+    """A vector [1, k] for a record: four digits, None where a number is not finite."""
+    return [float(f"{v:.4g}") if math.isfinite(v) else None for v in vector[0].tolist()]
 
 
 def _in_bytes(t: PhaseTraffic) -> Record:

@@ -58,6 +58,7 @@ class Algorithm(ABC):
 
     stacks: ClassVar[bool] = True  # whether replicas can be computed together
     pairwise: ClassVar[bool] = False  # whether it is made for problems on pairs of samples
+    shared_dual: ClassVar[bool] = True  # whether the y of State.z is the dual; else each client has its own
 
     def check(self, problem: Problem) -> None:
         """Refuse a problem that this algorithm is not made for."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -111,6 +111,7 @@ class FFMDR(Algorithm):
         "under review",
         2025,
     )
+    shared_dual: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self._require_positive("beta", "lr", "epochs", "accuracy", "relaxation")

@@ -32,11 +32,11 @@
   }
 
   function draw() {
-    document.querySelectorAll(".plot").forEach(function (place) {
+    document.querySelectorAll(".panel:not([hidden]) > .plot").forEach(function (place) {
       var figure = JSON.parse(place.nextElementSibling.textContent);
       var layout = Object.assign({
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: font, size: 13, color: "@ink" },
-        margin: { l: 56, r: 14, t: 30, b: 48 }, showlegend: false, hovermode: "closest",
+        margin: { l: 52, r: 12, t: 14, b: 44 }, showlegend: false, hovermode: "closest",
         hoverlabel: {
           bgcolor: "@surface", bordercolor: "@rule", font: { family: font, size: 12.5, color: "@ink" }, align: "left"
         },
@@ -45,7 +45,15 @@
       }, figure.layout);
       layout.xaxis = axis(layout.xaxis, place.clientWidth);
       layout.yaxis = axis(layout.yaxis, 999);
-      Plotly.react(place, coloured(figure.data, false), coloured(layout, false), config);
+      var traces = figure.data.map(function (t) {
+        if (t.type !== "heatmap") return t;
+        t = Object.assign({}, t);
+        var bar = { thickness: 10, outlinewidth: 0, tickfont: { color: "@soft", size: 11 }, nticks: 6 };
+        t.colorbar = Object.assign(bar, t.colorbar);
+        if (t.texttemplate && layout.width < 60 * (t.x.length + 1)) delete t.texttemplate;  // no room in the cells
+        return t;
+      });
+      Plotly.react(place, coloured(traces, false), coloured(layout, false), config);
     });
   }
 
@@ -53,6 +61,16 @@
     document.documentElement.classList.toggle("printing", on);
     draw();
   }
+
+  document.querySelectorAll(".choice select").forEach(function (select) {
+    var panels = select.closest(".card").querySelectorAll(".panel");
+    function show() {
+      panels.forEach(function (panel, i) { panel.hidden = i !== select.selectedIndex; });
+      draw();
+    }
+    select.addEventListener("change", show);
+    if (select.selectedIndex > 0) show();  // a browser remembers it when the page is loaded again
+  });
 
   var waiting = 0;
   function later() { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(draw); }

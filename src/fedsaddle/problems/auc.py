@@ -249,8 +249,9 @@ class AUC(ModelProblem):
             ]
         best = torch.cat([z[..., :-1], self.optimal_dual(torch.stack(parts).sum(0))], dim=-1)
         phi, F = metrics.objective(self, best, train)  # Danskin: grad phi(v) = grad_v f(v, alpha*)
-        closed = zip(phi.tolist(), F[..., :-1].norm(dim=(-2, -1)).tolist(), strict=True)
+        norms, off = F[..., :-1].norm(dim=(-2, -1)), (z - best).norm(dim=(-2, -1))
+        closed = zip(phi.tolist(), norms.tolist(), off.tolist(), strict=True)
         return [
-            Evaluation(values | {"phi": phi, "grad_phi": norm}, {"auc": by_client})
-            for (values, by_client), (phi, norm) in zip(ranks, closed, strict=True)
+            Evaluation(values | {"phi": phi, "grad_phi": norm, "dual_distance": off}, {"auc": by_client})
+            for (values, by_client), (phi, norm, off) in zip(ranks, closed, strict=True)
         ]
