@@ -6,8 +6,6 @@ import builtins
 import dataclasses
 import json
 import re
-import shutil
-import subprocess
 import sys
 from html.parser import HTMLParser
 from importlib import resources
@@ -331,36 +329,6 @@ def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
     assert sum("plotly.js v" in s for s in page.scripts) == 1
     ours = page.scripts[-1]
     assert "showSendToCloud: false" in ours and 'plotlyServerURL: ""' in ours and "http" not in ours
-
-
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if not found:
-        pytest.skip("no chromium on this machine")
-    return found
-
-
-@pytest.mark.parametrize("scheme", ["dark", "light"])
-def test_a_browser_draws_every_figure_without_errors(tmp_path: Path, scheme: str) -> None:
-    browser = chromium()
-    path = hostile_page(tmp_path)
-    flags = [
-        "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}",
-        "--virtual-time-budget=8000",
-        f"--blink-settings=preferredColorScheme={int(scheme == 'light')}", "--enable-logging=stderr", "--v=0", "--dump-dom",
-    ]  # fmt: skip
-    done = subprocess.run([browser, *flags, path.as_uri()], capture_output=True, text=True, timeout=120)
-    assert "CONSOLE" not in done.stderr, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    figures = len(Page(path).figures)
-    assert figures >= 5
-    assert len(re.findall(r'class="plot js-plotly-plot"', done.stdout)) == figures
-    assert done.stdout.count('data-title="Share chart') == 0
-    assert done.stdout.count('data-title="Download plot') >= figures
-    first = hues(scheme)[0]
-    r, g, b = (int(first[i : i + 2], 16) for i in (1, 3, 5))
-    assert f"stroke: rgb({r}, {g}, {b})" in done.stdout  # lines in the colours of the scheme
-    assert "<img" not in done.stdout
 
 
 def test_fairness_marks_the_tails_and_shows_a_robust_methods_weights(tmp_path: Path) -> None:

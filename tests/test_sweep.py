@@ -16,7 +16,8 @@ from fedsaddle import config as configs
 from fedsaddle.config import dump, load, resolve
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.journal import Journal
-from fedsaddle.sweep import Range, figure, grid_points, grids, plan, random_points, sweep
+from fedsaddle.sweep import Range, grid_points, grids, plan, random_points, sweep
+from fedsaddle.sweep_report import overview, seeds, tradeoff
 from fedsaddle.toml import to_toml
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "sweep.toml"
@@ -389,24 +390,53 @@ def test_progress_says_how_many_are_computed_together(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("points", "options", "kind"),
     [
-        ({"algorithm.lr": [0.1, 0.05]}, {}, "scatter"),
-        ({"train.sampling": ["without_replacement", "with_replacement"]}, {}, "scatter"),
+        ({"algorithm.lr": [0.1, 0.05]}, {}, "line"),
+        ({"train.sampling": ["without_replacement", "with_replacement"]}, {}, "line"),
         ({"algorithm.lr": [0.1, 0.05], "algorithm.local_steps": [1, 2]}, {}, "heatmap"),
         ({"algorithm.lr": [0.1, 1e200], "algorithm.server_lr": [1.0, 0.5]}, {}, "heatmap"),
-        ({"algorithm.lr": [0.1, 0.05], "algorithm.server_lr": {"uniform": [0.5, 1.0]}}, {"random": 3}, "parcoords"),
-        ({"algorithm.lr": [0.1, 1e-3], "train.batch_size": [1, "none"], "train.rounds": [1, 2]}, {}, "parcoords"),
+        ({"algorithm.lr": [0.1, 0.05], "algorithm.server_lr": {"uniform": [0.5, 1.0]}}, {"random": 3}, "scatter"),
+        ({"algorithm.lr": [0.1, 1e-3], "train.batch_size": [1, "none"], "train.rounds": [1, 2]}, {}, "heatmap"),
     ],
 )  # fmt: skip
-def test_figure(points: dict[str, Any], options: dict[str, Any], kind: str) -> None:
+def test_figures(points: dict[str, Any], options: dict[str, Any], kind: str) -> None:
     pytest.importorskip("plotly")
     result = sweep(save(QUADRATIC, points, seeds=[0], **options), out="out")
-    (trace,) = figure(result).data
-    assert trace.type == kind
-    if kind == "heatmap":
-        drawn = [v for line in trace.z for v in line]
-        assert len(drawn) == 4 and min(v for v in drawn if v is not None) == result.score(result.best)
-        assert sum(text.endswith("*") for line in trace.text for text in line) == 1
-    assert Path("out/sweep.html").stat().st_size > 100_000
+    assert result.best is not None and (best := result.score(result.best)) is not None
+    drawn = overview(result)
+    if kind == "line":
+        assert list(drawn) == ["line"]
+        (trace,) = drawn["line"].panels[0].data
+        assert min(trace["y"]) == best and trace["marker"]["color"][trace["y"].index(best)] == "@c1"
+    else:
+        assert list(drawn) == ["maps", "parallel"]
+        assert len(drawn["maps"].panels) == (3 if len(points) == 3 else 1)
+        for panel in drawn["maps"].panels:  # a residual is drawn by its logarithm
+            trace = panel.data[0]
+            assert trace["type"] == kind
+            if kind == "heatmap":
+                known = [v for line in trace["z"] for v in line if v is not None]
+                ((i, j),) = ((f["x0"] + 0.5, f["y0"] + 0.5) for f in panel.layout["shapes"])
+                crosses = [a for a in panel.layout["annotations"] if a["text"] == "×"]
+                assert len(known) + len(crosses) == 4
+                assert min(known) == trace["z"][int(j)][int(i)]
+            else:
+                known = trace["marker"]["color"]
+            assert 10 ** min(known) == pytest.approx(best)
+        through = [t for t in drawn["parallel"].panels[0].data if t["line"]["color"] == "@c1"]
+        assert [v for v in through[0]["y"] if v is not None][-1] == 1.0  # the best is at the top
+        lines = sum(t["x"].count(0) for t in drawn["parallel"].panels[0].data)
+        assert lines == sum(result.score(row) is not None for row in result.rows)
+    text = Path("out/sweep.html").read_text()
+    assert len(text) > 100_000 and Path("out/best.toml").read_text().splitlines()[-1] in text
+
+
+def test_the_best_points_are_shown_with_every_seed() -> None:
+    result = sweep(save(QUADRATIC, seeds=[0, 1, 2]), out="out")
+    dots = seeds(result).panels[0].data
+    for row, values, mean in zip(result.ranked, dots[::2], dots[1::2], strict=True):
+        assert values["x"] == row.metrics["distance"]["values"] and len(values["x"]) == 3
+        assert mean["x"] == [result.score(row)]
+    assert [t["marker"]["color"] for t in dots[::2]] == ["@c1", "@c0"]
 
 
 LR = {"algorithm.lr": [0.1]}
@@ -504,13 +534,13 @@ def test_a_trade_off_shows_each_value_and_method_at_its_best_point() -> None:
     alone = resolve(tree | {"algorithm": traded["fedavg"].point["algorithm"]}).run()  # seed 0
     for k in ("valid_auc_clients", "valid_auc_worst20"):
         assert traded["fedavg"].metrics[k]["values"][0] == pytest.approx(alone.metrics[k], abs=1e-9)
-    drawn = {t.name: t for t in figure(result).data}
+    drawn = {t["name"]: t for t in tradeoff(result).panels[0].data}
     assert set(drawn) == {"chi2", "average", "fedavg"}
     line = [traded["chi2(0.1)"].metrics, traded["chi2(5)"].metrics]  # by rho
     for axis, error, metric in (("x", "error_x", "valid_auc_clients"), ("y", "error_y", "valid_auc_worst20")):
         assert list(drawn["chi2"][axis]) == [m[metric]["mean"] for m in line]
-        assert list(drawn["chi2"][error].array) == [m[metric]["std"] for m in line]
-    assert [t.strip() for t in drawn["chi2"].text] == ["0.1", "5"]
+        assert drawn["chi2"][error]["array"] == [m[metric]["std"] for m in line]
+    assert [t.strip() for t in drawn["chi2"]["text"]] == ["0.1", "5"]
     table = Path("out/table.md").read_text()
     assert "valid_auc_clients" in table and 'name = "fedavg", lr = 0.3' in table
 
@@ -519,8 +549,9 @@ def test_a_trade_off_over_numbers_is_one_line() -> None:
     pytest.importorskip("plotly")
     q = {"name": "q_fedavg", "local_steps": 2, "lr": 0.1}
     options = {"tradeoff": "algorithm.q", "also": None, "points": {"algorithm.q": [2.0, 0.5]}}
-    (line,) = figure(sweep(save({**TRADED, "algorithm": q}, **options), out="out")).data
-    assert [t.strip() for t in line.text] == ["0.5", "2.0"]
+    result = sweep(save({**TRADED, "algorithm": q}, **options), out="out")
+    (line,) = tradeoff(result).panels[0].data
+    assert [t.strip() for t in line["text"]] == ["0.5", "2.0"]
 
 
 @pytest.mark.parametrize(

@@ -519,13 +519,13 @@ def partition(groups: list[Group]) -> Figure | None:
 
 
 def _axes(x: str, y: str, data: Sequence[Record]) -> Record:
-    log = _log(data) if y in RESIDUALS else {}
+    log = log_axis([v for t in data for v in t["y"]]) if y in RESIDUALS else {}
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": unit(y)}} | log}
 
 
-def _log(data: Sequence[Record]) -> Record:
+def log_axis(values: Sequence[float | None]) -> Record:
     """A logarithmic axis with at most eight labels: powers of ten; over few decades 1, 2, 5; within one, even steps."""
-    seen = [y for t in data for y in t["y"] if y is not None and y > 0]
+    seen = [v for v in values if v is not None and v > 0]
     low, high = (min(seen), max(seen)) if seen else (0.1, 1.0)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     if high / low > 300:
@@ -534,8 +534,8 @@ def _log(data: Sequence[Record]) -> Record:
     else:
         near = [m * 10.0**k for k in range(first - 1, last + 1) for m in (1, 2, 5)]
         step = next(s for s in near if 5 * s >= high - low) if high < 6 * low else 0.0
-        values = [step * k for k in range(1, int(1.2 * high / step) + 1)] if step else near
-        at = {v: f"{v:.4g}" for v in values if 0.8 * low <= v <= 1.2 * high}
+        even = [step * k for k in range(1, int(1.2 * high / step) + 1)] if step else near
+        at = {v: f"{v:.4g}" for v in even if 0.8 * low <= v <= 1.2 * high}
     return {"type": "log", "tickvals": list(at), "ticktext": list(at.values())}
 
 
@@ -601,7 +601,7 @@ def _owned(
     layout: Record = {f"{place}axis": clients}
     if as_map:
         z, counts = (share, table) if along else (share.T, table.T)
-        ticks = {"tickvals": list(range(width)), "ticktext": [_short(c, 12) for c in classes]}
+        ticks = {"tickvals": list(range(width)), "ticktext": [short(c, 12) for c in classes]}
         layout[f"{value}axis"] = {"title": {"text": "Class"}} | ticks
         return [{
             "type": "heatmap", place: list(range(n)), value: list(range(width)), "z": z.tolist(), "zmin": 0,
@@ -632,12 +632,12 @@ def _clients(names: Sequence[str]) -> Record:
     """An axis of clients; where there is no room for their names, hovering shows them."""
     named = len(names) <= _NAMED_CLIENTS
     return {
-        "tickvals": list(range(len(names))), "ticktext": [_short(name) for name in names], "showticklabels": named,
+        "tickvals": list(range(len(names))), "ticktext": [short(name) for name in names], "showticklabels": named,
         "ticks": "outside" if named else "", "showgrid": False, "zeroline": False,
     }  # fmt: skip
 
 
-def _short(text: str, most: int = 22) -> str:
+def short(text: str, most: int = 22) -> str:
     return escape(text if len(text) <= most else text[: most - 1] + "…")
 
 

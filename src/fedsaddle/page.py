@@ -53,11 +53,14 @@ def drawn(name: str, figure: Figure | None) -> Card | None:
 
 
 def tiles(shown: Iterable[tuple[str, str]]) -> str:
-    """The few numbers that matter most: captions and values."""
-    body = "".join(
-        f"<div class='tile'>{element('div', value, 'figure')}{element('div', caption, 'caption')}</div>"
-        for caption, value in shown
-    )
+    """The few numbers that matter most: captions and values, of which a deviation is written smaller."""
+    body = ""
+    for caption, value in shown:
+        number, sign, deviation = value.partition(" ± ")
+        number = escape(number) + (f" <small>± {escape(deviation)}</small>" if sign else "")
+        body += (
+            f"<div class='tile'><div class='figure'>{number}</div>{element('div', caption, 'caption')}</div>"
+        )
     return f"<div class='tiles'>{body}</div>"
 
 

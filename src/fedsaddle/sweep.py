@@ -32,16 +32,13 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import json
 import math
 import os
 import random
-import re
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,13 +46,13 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from fedsaddle import config as configs
+from fedsaddle import sweep_report
 from fedsaddle.config import Config
 from fedsaddle.errors import FedsaddleError, did_you_mean
-from fedsaddle.figures import _notebook, label
-from fedsaddle.journal import TOGETHER, Bar, Entry, Federations, Journal, finish, over_seeds
+from fedsaddle.journal import TOGETHER, Bar, Entry, Federations, Journal, finish, mean_and_std, over_seeds
 from fedsaddle.keys import Key, in_words, unknown_key
 from fedsaddle.schema import GENERATED
-from fedsaddle.toml import quoted, to_toml, to_value
+from fedsaddle.toml import in_line, quoted, to_toml, to_value
 
 Point = dict[str, Any]  # config keys such as "algorithm.lr", and their values
 OTHER = "algorithm"  # the key of a point that is another method
@@ -81,7 +78,6 @@ _BOOKKEEPING = (
     "round", "phases", "bytes_down", "bytes_up", "failures", "participants", "clients", "weights", "dual",
     "largest_weight", "seconds",
 )  # fmt: skip
-_SCALE = [[0, "@empty"], [1, "@c0"]]  # of a map, from worst to best
 
 
 # --------------------------------------------------------------------------------------------------- points
@@ -377,11 +373,6 @@ class _at:
             raise FedsaddleError(f"{error} (at the point {in_line(self.point)})") from error
 
 
-def in_line(point: Point) -> str:
-    """A point in one line."""
-    return ", ".join(f"{k} = {quoted(v)}" for k, v in point.items())
-
-
 def _check(plan: Plan, journal: Journal, federations: Federations) -> None:
     """Let every run that is left check itself against its data, and see that the metric is measured."""
     seen = set()
@@ -447,6 +438,16 @@ class Result:
         """The metric, None where it is undefined in a run, as in one that diverged."""
         found = row.metrics.get(self.plan.metric)
         return None if found is None else float(found["mean"])
+
+    @property
+    def swept(self) -> list[Row]:
+        """Rows of the config's own method, without those of a trade-off's others."""
+        return [row for row in self.rows if OTHER not in row.point]
+
+    @property
+    def fair(self) -> bool:
+        """Whether the metric says nothing of test or training data."""
+        return _without_test(self.plan.metric)
 
     @property
     def ranked(self) -> list[Row]:
@@ -517,7 +518,7 @@ class Result:
         if test := self.test_metrics(best):
             text += "\nOn test data, of the chosen point only: "
             text += ", ".join(f"{k} {mean_and_std(v)}" for k, v in test.items()) + "."
-        if not _without_test(plan.metric):
+        if not self.fair:
             text += f"\nChosen on {plan.metric}, which is not validation data: results are optimistic."
         return text
 
@@ -561,7 +562,7 @@ def sweep(
         rows.append(Row(point, over_seeds(mine), sum("diverged" in e["metrics"] for e in mine), mine))
     result = Result(todo, rows, out)
     command = " ".join(["fedsaddle sweep", str(path), *(f"--set {a}" for a in overrides)])
-    _write(result, command)
+    sweep_report.write(result, command)
     if result.best is None:
         all_diverged = all(row.diverged for row in rows)
         why = (
@@ -569,185 +570,3 @@ def sweep(
         )
         raise FedsaddleError(f"sweep: nothing to choose, {why}; see {out / 'table.md'}")
     return result
-
-
-def mean_and_std(values: Mapping[str, Any]) -> str:
-    """0.9312 ± 0.0021; without the deviation of a single value."""
-    mean, std = values["mean"], values["std"]
-    number = ".4f" if 1e-3 <= abs(mean) < 1e4 or mean == 0 else ".3g"
-    return f"{mean:{number}}" + (f" ± {std:{number}}" if len(values["values"]) > 1 else "")
-
-
-def _write(result: Result, command: str) -> None:
-    """The files of a finished sweep; those of an earlier one that no longer hold are removed."""
-    plan, out, best = result.plan, result.out, result.best
-    head, *lines = [[cell.replace("|", "\\|") for cell in row] for row in result.table()]
-    table = [head, ["---"] * len(head), *lines]
-    text = "\n".join("| " + " | ".join(row) + " |" for row in table)
-    (out / "table.md").write_text(
-        f"# {plan.name}\n\n`{command}`\n\n{text}\n\n" + result.verdict().replace("*", "\\*") + "\n",
-        encoding="utf-8",
-    )
-    results: dict[str, Any] = {
-        "command": command, "metric": plan.metric, "minimise": plan.minimise, "allow_test": plan.allow_test,
-        "seeds": plan.seeds,
-        "rows": [
-            {"point": r.point, "diverged": r.diverged}
-            | {k: r.metrics.get(k) for k in dict.fromkeys((plan.metric, *plan.mean_and_tail * bool(plan.tradeoff)))}
-            for r in result.ranked
-        ],
-        "chosen": None,
-    }  # fmt: skip
-    for name in ("best.toml", "sweep.html"):
-        (out / name).unlink(missing_ok=True)
-    if best is not None:
-        results["chosen"] = {
-            "point": best.point,
-            plan.metric: best.metrics[plan.metric],
-            "test": result.test_metrics(best),
-        }
-        (out / "best.toml").write_text(
-            f"# {in_line(best.point)}\n# chosen on {plan.metric} {mean_and_std(best.metrics[plan.metric])} by: "
-            f"{command}\n# train.seed = {plan.seeds}\n\n"
-            + configs.dump(plan.runs[result.rows.index(best)][0]),
-            encoding="utf-8",
-        )
-        try:
-            page = figure(result)
-        except FedsaddleError:  # without the report extra there is no figure
-            page = None
-        if page is not None:
-            page.write_html(out / "sweep.html", include_plotlyjs=True, config={"displayModeBar": False})
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-
-
-# --------------------------------------------------------------------------------------------------- figure
-
-
-def figure(result: Result) -> Any:
-    """The metric as a Plotly figure: a line over one key, a map of two, else parallel coordinates; or a trade-off."""
-    plan = result.plan
-    rows = [row for row in result.rows if result.score(row) is not None]
-    keys, name, score = plan.keys, label(plan.metric), [result.score(row) for row in rows]
-    title = f"{escape(plan.name)}: {name}, mean over seeds"
-    layout: dict[str, Any] = {"title": {"text": title}, "showlegend": False}
-    if plan.tradeoff is not None:
-        return _tradeoff(result, layout)
-    sizes = [len(_sorted([row.point[k] for row in result.rows])) for k in keys]
-    if len(keys) == 1:
-        return _line(result, rows, layout)
-    if len(keys) == 2 and math.prod(sizes) == len(result.rows):
-        return _map(result, rows, layout)
-    dimensions = [_dimension(k, [row.point[k] for row in rows]) for k in keys]
-    dimensions.append({"label": name, "values": score})
-    line = {"color": score, "colorscale": _SCALE, "reversescale": plan.minimise}
-    data = {"type": "parcoords", "dimensions": dimensions, "line": line}
-    return _notebook("sweep", [data], layout | {"margin": {"t": 120}})
-
-
-def _line(result: Result, rows: Sequence[Row], layout: dict[str, Any]) -> Any:
-    (key,), metric = result.plan.keys, result.plan.metric
-    numbers = all(_is_number(row.point[key]) for row in rows)
-    if numbers:
-        rows = sorted(rows, key=lambda row: float(row.point[key]))
-    x: list[Any] = [row.point[key] if numbers else escape(to_value(row.point[key])) for row in rows]
-    data: dict[str, Any] = {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": x,
-        "y": [result.score(row) for row in rows],
-        "error_y": {"type": "data", "array": [row.metrics[metric]["std"] for row in rows]},
-        "line": {"color": "@c0"},
-        "marker": {"color": ["@c1" if row is result.best else "@c0" for row in rows], "size": 10},
-    }
-    kind = "category" if not numbers else "log" if _wide(x) else "linear"
-    xaxis = {"title": {"text": escape(key)}, "type": kind}
-    return _notebook("sweep", [data], layout | {"xaxis": xaxis, "yaxis": {"title": {"text": label(metric)}}})
-
-
-def _tradeoff(result: Result, layout: dict[str, Any]) -> Any:
-    """Worst 20 % of clients against the mean: a point a value; those of one family, such as chi2(...), along a line."""
-    plan = result.plan
-    families: dict[str, list[tuple[float, str, Row]]] = {}
-    for name, row in result.traded().items():
-        call = re.fullmatch(r"(.*)\(([-+.e\d]+)\)", name)
-        if call is not None:
-            families.setdefault(call[1], []).append((float(call[2]), call[2], row))
-        elif _is_number(row.point.get(str(plan.tradeoff))):
-            families.setdefault(str(plan.tradeoff), []).append((float(name), name, row))
-        else:
-            families.setdefault(name, []).append((0.0, "", row))
-    data = []
-    for i, (family, found) in enumerate(families.items()):
-        found = sorted(found, key=lambda f: f[0])
-        at: dict[str, Any] = {}
-        for axis, metric in zip("xy", plan.mean_and_tail, strict=True):
-            over_seeds = [row.metrics[metric] for _, _, row in found]
-            at[axis] = [m["mean"] for m in over_seeds]
-            at[f"error_{axis}"] = {
-                "array": [m["std"] for m in over_seeds],
-                "visible": len(plan.seeds) > 1,
-                "thickness": 1,
-            }
-        data.append(at | {
-            "type": "scatter", "mode": "lines+markers+text", "name": escape(family), "cliponaxis": False,
-            "text": [f" {escape(number)} " for _, number, _ in found], "textposition": f"middle {('right', 'left')[i % 2]}",
-            "marker": {"color": f"@c{i % 8}", "size": 9}, "line": {"color": f"@c{i % 8}", "dash": "dot", "width": 1.5},
-        })  # fmt: skip
-    axes = {f"{a}axis": {"title": {"text": label(k)}} for a, k in zip("xy", plan.mean_and_tail, strict=True)}
-    legend = {"orientation": "h", "y": -0.2, "yanchor": "top"}
-    title = {"text": f"{escape(plan.name)}: mean against tail"}
-    return _notebook("sweep", data, layout | axes | {"title": title, "showlegend": True, "legend": legend})
-
-
-def _map(result: Result, rows: Sequence[Row], layout: dict[str, Any]) -> Any:
-    across, up = ([to_value(v) for v in _sorted([r.point[k] for r in result.rows])] for k in result.plan.keys)
-    found = {tuple(to_value(row.point[k]) for k in result.plan.keys): row for row in rows}
-    cells = [[found.get((a, b)) for a in across] for b in up]
-    data = {
-        "type": "heatmap",
-        "x": list(map(escape, across)),
-        "y": list(map(escape, up)),
-        "z": [[None if row is None else result.score(row) for row in line] for line in cells],
-        "text": [
-            ["" if row is None else f"{result.score(row):.4g}" + " *" * (row is result.best) for row in line]
-            for line in cells
-        ],
-        "texttemplate": "%{text}",
-        "colorscale": _SCALE,
-        "reversescale": result.plan.minimise,
-    }
-    axes = [{"title": {"text": escape(k)}, "type": "category"} for k in result.plan.keys]
-    return _notebook("sweep", [data], layout | {"xaxis": axes[0], "yaxis": axes[1]})
-
-
-def _dimension(key: str, values: Sequence[Any]) -> dict[str, Any]:
-    """An axis of parallel coordinates: numbers at their value or its logarithm, others in order."""
-    distinct = _sorted(values)
-    numbers = all(map(_is_number, values))
-    log = numbers and _wide(values)
-    places = {
-        to_value(v): math.log10(v) if log else float(v) if numbers else i for i, v in enumerate(distinct)
-    }
-    ticks = dict(itertools.islice(places.items(), 0, None, max(1, len(places) // 8)))
-    return {
-        "label": escape(key),
-        "values": [places[to_value(v)] for v in values],
-        "tickvals": list(ticks.values()),
-        "ticktext": list(map(escape, ticks)),
-    }
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
-
-
-def _wide(values: Sequence[float]) -> bool:
-    """Whether a logarithmic axis suits."""
-    return min(values) > 0 and max(values) > 20 * min(values)
-
-
-def _sorted(values: Sequence[Any]) -> list[Any]:
-    """Distinct values, numbers by size, others as they come."""
-    distinct = list({to_value(v): v for v in values}.values())
-    return sorted(distinct) if all(map(_is_number, distinct)) else distinct

@@ -53,6 +53,11 @@ def quoted(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def in_line(point: Mapping[str, Any]) -> str:
+    """Keys and values in one line."""
+    return ", ".join(f"{k} = {quoted(v)}" for k, v in point.items())
+
+
 def _lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
     def is_tables(value: Any) -> bool:
         return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)

@@ -46,12 +46,13 @@
       layout.xaxis = axis(layout.xaxis, place.clientWidth);
       layout.yaxis = axis(layout.yaxis, 999);
       var traces = figure.data.map(function (t) {
-        if (t.type !== "heatmap") return t;
-        t = Object.assign({}, t);
         var bar = { thickness: 10, outlinewidth: 0, tickfont: { color: "@soft", size: 11 }, nticks: 6 };
-        t.colorbar = Object.assign(bar, t.colorbar);
-        if (t.texttemplate && layout.width < 60 * (t.x.length + 1)) delete t.texttemplate;  // no room in the cells
+        var own = t.type === "heatmap" ? t : t.marker && t.marker.colorbar ? t.marker : null;
+        if (own) own.colorbar = Object.assign(bar, own.colorbar);
         return t;
+      });
+      layout.annotations = (layout.annotations || []).filter(function (a) {  // numbers, where cells of a map have room
+        return a.name !== "cell" || layout.width >= 64 * (traces[0].x.length + 2);
       });
       Plotly.react(place, coloured(traces, false), coloured(layout, false), config);
     });
