@@ -368,11 +368,12 @@ def convergence(groups: list[Group], main: str) -> Figure | None:
     notes: list[str] = []
     one = len(groups) == 1
     for key in RESIDUALS:
-        data = [t for g in groups for t in _lines(g, key) if key != main]
-        if data and len(panels) < 2:
+        known = [g for g in groups if key != main and _lines(g, key)]
+        if len(known) >= min(len(groups), 2) and len(panels) < 2:  # one alone is compared with nothing
+            data = [t for g in known for t in _lines(g, key)]
             panels.append(Panel(label(key), data, _axes("Round", key, data) | {"hovermode": "x unified"}))
             notes.append(_SAYS.get(key, "Vanishes at a solution."))
-            missing = [g.name for g in groups if not _lines(g, key)]
+            missing = [g.name for g in groups if g not in known]
             notes += [f"Not known for {', '.join(missing)}."] if missing else []
     dual = _dual(groups)
     panels += [dual] if dual is not None else []
@@ -388,7 +389,9 @@ def convergence(groups: list[Group], main: str) -> Figure | None:
     title = panels[0].title if len(panels) == 1 else "Convergence"
     if len(panels) == 1:
         panels = [panels[0]._replace(title="")]
-    return Figure(title, panels, [] if one else _names_of(groups), " ".join(dict.fromkeys(notes)))
+    drawn = {t.get("name") for p in panels for t in p.data}
+    legend = [] if one else _names_of([g for g in groups if escape(g.name) in drawn])
+    return Figure(title, panels, legend, " ".join(dict.fromkeys(notes)))
 
 
 _SAYS = {
@@ -585,7 +588,7 @@ def _focus(data: list[Record]) -> list[float]:
     """A y range in which the late course is legible: the first evaluation, of an untrained model, may lie below."""
     late = [y for t in data if "fill" not in t for y in t["y"][max(1, len(t["y"]) // 10) :] or t["y"]]
     low, high = min(late), max(late)
-    margin = max(0.06 * (high - low), 0.002)
+    margin = max(0.06 * (high - low), 0.0005)
     return [low - margin, high + margin]
 
 
