@@ -32,7 +32,7 @@ TABLES = {
 }
 # of every figure on view: its card, the traces it has and those drawn, and the sizes of its texts
 DRAWN = """() => [...document.querySelectorAll(".plot")].filter(p => p.offsetParent).map(p => ({
-    card: p.closest("section").id, wanted: p.data.length,
+    card: p.closest("section").id, wanted: p.data.length, title: p.closest(".panel").querySelector("h3")?.textContent,
     drawn: p.querySelectorAll(".scatterlayer > .trace, .barlayer .trace, .heatmaplayer > .hm").length,
     ticks: p.querySelectorAll(".xtick text").length,
     sizes: [...p.querySelectorAll("svg text")].map(t => parseFloat(getComputedStyle(t).fontSize)),
@@ -151,12 +151,14 @@ def choices(tab: Any) -> Iterator[None]:
 
 def test_every_figure_is_drawn_and_nothing_goes_wrong(opened: Opened) -> None:
     found: dict[str, int] = {}
+    maps = []
     for i, _ in enumerate(choices(opened.tab)):
         for figure in opened.tab.evaluate(DRAWN):
             assert figure["drawn"] == figure["wanted"] > 0 and figure["ticks"] > 1, figure
             if i == 0 or figure["card"] == "maps":
                 found[figure["card"]] = found.get(figure["card"], 0) + 1
-    assert found == CARDS[opened.name]
+            maps += [figure["title"]] * (figure["card"] == "maps")
+    assert found == CARDS[opened.name] and len(set(maps)) == len(maps)
     shown = set(opened.tab.evaluate("() => [...document.querySelectorAll('section')].map(s => s.id)"))
     assert shown == set(found) | TABLES[opened.name]
     opened.tab.locator(".plot").first.hover()
@@ -194,6 +196,8 @@ def test_dark_and_light_are_different_and_have_contrast(opened: Opened) -> None:
 def test_a_print_has_whole_figures_in_the_light_colours(opened: Opened) -> None:
     tab = look(opened, 1280, "dark")
     tab.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    text = tab.evaluate("() => getComputedStyle(document.querySelector('.plot .xtick text')).fill")
+    assert contrast(text, "rgb(255, 255, 255)") > 4.5
     tab.emulate_media(color_scheme="dark", media="print")
     widest = tab.evaluate(
         "() => Math.max(...[...document.querySelectorAll('main *')].map(e => e.clientWidth))"
