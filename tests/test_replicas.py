@@ -127,12 +127,10 @@ def test_replicas_equal_single_runs(
         np.testing.assert_allclose(run.z, single.z, rtol=0, atol=1e-12)
         for a, b in zip(run.records, single.records, strict=True):
             assert a.get("clients") == b.get("clients")
-            assert a.get("weights", []) == pytest.approx(
-                b.get("weights", []), rel=1e-3
-            )  # four digits are kept
-            a, b = (
-                {k: v for k, v in r.items() if k not in ("seconds", "clients", "weights")} for r in (a, b)
-            )
+            for k in ("weights", "dual"):  # of which four digits are kept
+                assert a.get(k, []) == pytest.approx(b.get(k, []), rel=1e-3, abs=1e-10)
+            apart = ("seconds", "clients", "weights", "dual")
+            a, b = ({k: v for k, v in r.items() if k not in apart} for r in (a, b))
             assert a == pytest.approx(b, abs=1e-10)
         assert run.summary()["communication"] == single.summary()["communication"]
     assert not torch.equal(runs[0].z, runs[1].z) and not torch.equal(runs[0].z, runs[2].z)
