@@ -18,7 +18,7 @@ from fedsaddle.data import DATASETS, DatasetInfo, data_folder, fetch
 from fedsaddle.errors import FedsaddleError, first_line
 
 CORE = (
-    "torch>=2.4", "numpy>=1.26", "scikit-learn>=1.4", "pandas>=2.1", "safetensors>=0.4", "pydantic>=2.6", "typer>=0.12",
+    "torch>=2.4", "numpy>=1.26", "scikit-learn>=1.6", "pandas>=2.1", "safetensors>=0.4", "pydantic>=2.6", "typer>=0.12",
     "rich>=13",
 )  # fmt: skip
 EXTRAS = {  # what each is for, and what it brings; `dev` is for work on fedsaddle itself

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from fedsaddle import config as configs
 from fedsaddle import page
 from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.citing import cite
+from fedsaddle.data import DATASETS
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.figures import RESIDUALS, Figure, Legend, Panel, Record, label, log_axis, plural, short
 from fedsaddle.journal import mean_and_std
@@ -85,6 +87,8 @@ def write(result: Result, command: str) -> None:
 def _page(result: Result, best: Row, command: str, config: str) -> None:
     plan, tree = result.plan, result.plan.runs[result.rows.index(best)][0].tree
     algorithm = ALGORITHMS[tree["algorithm"]["name"]].__name__
+    used = [tree[k]["name"] for k in ("algorithm", "problem")]
+    used += [tree["data"]["name"]] if tree["data"].get("name") in DATASETS else []
     test = result.test_metrics(best)
     shown = {label(plan.metric): mean_and_std(best.metrics[plan.metric])}
     on_test = plan.metric.removeprefix("valid_")
@@ -103,7 +107,7 @@ def _page(result: Result, best: Row, command: str, config: str) -> None:
         *(page.drawn(name, figure) for name, figure in overview(result).items()),
         _points(result),
         page.Card("config", "The config that reproduces it", _config(command, config), wide=True),
-        *sources([algorithm], [versions()]),
+        *sources(cite(*used).split("\n\n"), [versions()]),
     ]
     problem = PROBLEMS[tree["problem"]["name"]].__name__
     title = f"{algorithm} on {problem}: {plural(len(plan.keys), 'hyper-parameter')}"
