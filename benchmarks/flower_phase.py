@@ -1,10 +1,11 @@
 """Seconds that a phase of a deployment on one machine costs beside the client work: a SuperLink, N sites, TLS and keys.
 
 CODASCA with one local step on linear AUC (breast cancer data), so that a phase is all overhead; and a message of a million
-numbers. `--stock` uses Flower's own `flower-supernode` in place of `fedsaddle deploy site`, which starts a process for each
-message and looks for the next one every three seconds.
+numbers. Sites are what `fedsaddle deploy site` starts: Flower's SuperNode and, as its ClientApp, fedsaddle. The SuperNode
+pauses for `--interval` between two looks for messages; Flower's own pause is 3 seconds. `--subprocess` leaves the ClientApp
+to Flower too, which starts a process for each message.
 
-    python benchmarks/flower_phase.py [--sites 4] [--rounds 20] [--stock] [--json FILE]
+    python benchmarks/flower_phase.py [--sites 4] [--rounds 20] [--interval 3] [--subprocess] [--small] [--json FILE]
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 from fedsaddle.config import load
 from fedsaddle.deploy import drive
 from fedsaddle.deploy.commands import local_sites
-from fedsaddle.deploy.home import Home
+from fedsaddle.deploy.home import STOCK_INTERVAL, Home
 from fedsaddle.deploy.link import ENVIRONMENT, superlink
 from fedsaddle.deploy.trial import trial
+from fedsaddle.toml import to_toml
 
 
 def free_port() -> int:
@@ -41,8 +43,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def stock_sites(home: Home) -> Iterator[None]:
-    """Flower's own SuperNodes, with the same keys and data."""
+def subprocess_sites(home: Home) -> Iterator[None]:
+    """Flower's SuperNodes alone, with the same keys and data."""
     processes = []
     for name in home.manifest.sites:
         place = home.site(name)
@@ -50,6 +52,7 @@ def stock_sites(home: Home) -> Iterator[None]:
                    "--auth-supernode-private-key", "key.pem", "--port", str(free_port()),
                    "--node-config", f'site="{place.resolve() / "site.toml"}"']  # fmt: skip
         environment = os.environ | ENVIRONMENT | {"FLWR_HOME": str(place.resolve() / "flower")}
+        environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.05"
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
         (place / "flower").mkdir(exist_ok=True)
         with open(place / "site.log", "ab") as output:
@@ -90,19 +93,28 @@ def main() -> None:
     )
     parser.add_argument("--sites", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--stock", action="store_true", help="Flower's own SuperNode")
+    parser.add_argument("--interval", type=float, default=STOCK_INTERVAL, help="a site's, as in link.toml")
+    parser.add_argument("--subprocess", action="store_true", help="a process for each message, by Flower")
+    parser.add_argument("--small", action="store_true", help="the small message only")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         home = trial(Path(folder) / "federation", options.sites, f"127.0.0.1:{free_port()}")
+        for name in home.manifest.sites:
+            link = {"address": home.manifest.address, "interval": options.interval}
+            (home.site(name) / "link.toml").write_text(to_toml(link))
         started = time.perf_counter()
-        with superlink(home), stock_sites(home) if options.stock else local_sites(home):
+        with superlink(home), subprocess_sites(home) if options.subprocess else local_sites(home):
             results = {"small": seconds(home, Path(folder) / "small", options.rounds)}
-            if not options.stock:
+            if not options.small:
                 large = ("model.name=mlp", "model.hidden=[1000, 1000]")
                 results["a million numbers"] = seconds(home, Path(folder) / "large", options.rounds, *large)
         whole = time.perf_counter() - started
-    kind = "flower-supernode" if options.stock else "fedsaddle deploy site"
+    kind = (
+        "flower-supernode"
+        if options.subprocess
+        else f"fedsaddle deploy site, interval {options.interval:g} s"
+    )
     for name, r in results.items():
         print(
             f"{options.sites} x {kind}, {name} ({r['numbers']:,} numbers): median {r['median']:.2f} s a phase, "

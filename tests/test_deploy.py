@@ -36,7 +36,7 @@ from fedsaddle.config import resolve
 from fedsaddle.deploy import drive, link
 from fedsaddle.deploy.commands import local_sites
 from fedsaddle.deploy.home import Home, LinkFile, create, private_key, private_pem, public_pem
-from fedsaddle.deploy.node import connected
+from fedsaddle.deploy.knock import knock, only_one
 from fedsaddle.errors import FedsaddleError
 from tests.fleet import CASES, simulated, tree
 
@@ -54,7 +54,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def federation(folder: Path) -> tuple[Home, fs.Federation]:
+def federation(folder: Path, link: str = "interval = 0.5\n") -> tuple[Home, fs.Federation]:
     """Four sites with tables, and the same clients for a simulation."""
     home = create(folder, list(SIZES), f"127.0.0.1:{free_port()}")
     rng = np.random.default_rng(5)
@@ -66,7 +66,7 @@ def federation(folder: Path) -> tuple[Home, fs.Federation]:
         pd.DataFrame(x, columns=list("abcd")).assign(died=y).to_csv(files[-1], index=False)
         toml = f'name = "{name}"\n[data]\nfile = "{name}.csv"\nlabel = "died"\npositive = 1\nscale = "standard"\n'
         (home.site(name) / "site.toml").write_text(toml)
-        (home.site(name) / "link.toml").write_text(f'address = "{home.manifest.address}"\ninterval = 0.5\n')
+        (home.site(name) / "link.toml").write_text(f'address = "{home.manifest.address}"\n{link}')
     return home, fs.Federation.from_files(files, label="died", positive=1).scaled("standard")
 
 
@@ -107,23 +107,31 @@ def quick() -> Iterator[None]:
             os.environ["OMP_NUM_THREADS"] = before
 
 
-def test_sites_compute_what_a_simulation_computes_and_survive_a_kill(tmp_path: Path) -> None:
+def test_five_algorithms_on_flowers_own_supernodes_compute_what_a_simulation_computes(tmp_path: Path) -> None:
+    """Three rounds of each over four SuperNodes as Flower ships them, with TLS and node authentication."""
+    home, whole = federation(tmp_path / "f", link="")
+    with quick(), link.superlink(home), local_sites(home):
+        for case in CASES:
+            settings = config(home, case, rounds=3)
+            run = drive.run(settings, tmp_path / case, progress=False)
+            torch.testing.assert_close(run.z, iterate(whole, settings), rtol=0, atol=1e-6)
+            assert run.metrics["failures"] == 0 and run.metrics["round"] == 3
+        assert (
+            json.loads((tmp_path / case / "result.json").read_text())["config"]["train"]["engine"] == "flower"
+        )
+    for name in SIZES:
+        assert (home.site(name) / "supernode.log").read_text().count(
+            "Uvicorn running on http://127.0.0.1"
+        ) == 1
+
+
+def test_a_site_may_be_killed(tmp_path: Path) -> None:
     home, whole = federation(tmp_path / "f")
     sites = local_sites(home)
     with quick(), link.superlink(home), sites as processes:
-        for case in CASES:
-            settings = config(home, case)
-            run = drive.run(settings, tmp_path / case, progress=False)
-            torch.testing.assert_close(run.z, iterate(whole, settings), rtol=0, atol=1e-6)
-            assert run.metrics["failures"] == 0
-        assert (
-            json.loads((tmp_path / "codasca" / "result.json").read_text())["config"]["train"]["engine"]
-            == "flower"
-        )
-
-        # a site killed in the middle of its work and started again: nothing is lost
+        # a site killed in the middle of its work and started again, and a SuperNode that is killed: nothing is lost
         slow = config(home, "codasca", algorithm={"local_steps": 800, "lr": 0.005})
-        before = said(home, "south").count("round 2: algorithm.drift_corrected_steps\n")
+        before = 0
 
         def kill(restart: bool) -> None:
             wait_for(lambda: said(home, "south").count("round 2: algorithm.drift_corrected_steps\n") > before)
@@ -132,11 +140,15 @@ def test_sites_compute_what_a_simulation_computes_and_survive_a_kill(tmp_path: P
             processes["south"].wait()
             if restart:
                 sites.start("south")
+                wait_for(lambda: "round 3: algorithm.drift_corrected_steps\n" in said(home, "west"))
+                children = Path(f"/proc/{processes['west'].pid}/task/{processes['west'].pid}/children")
+                os.kill(int(children.read_text()), signal.SIGKILL)
 
         with in_thread(lambda: kill(restart=True)):
             run = drive.run(slow, tmp_path / "killed", progress=False)
         done = said(home, "south").count("round 2: algorithm.drift_corrected_steps done")
         assert done == before + 1  # it was cut short, and asked again
+        assert said(home, "west").count("round 3: algorithm.drift_corrected_steps\n") == 2
         torch.testing.assert_close(run.z, iterate(whole, slow), rtol=0, atol=1e-6)
         assert run.metrics["failures"] == 0
 
@@ -224,19 +236,20 @@ def test_a_killed_server_resumes_and_strangers_are_refused(
         refused(home, tmp_path)
 
 
+def enter(link: LinkFile) -> None:
+    with only_one(link) as last:
+        knock(link, last)
+
+
 def refused(home: Home, folder: Path) -> None:
     """What may not connect does not."""
     place = home.site("south")
     good = LinkFile.load(place / "link.toml")
-    with connected(good):
-        pass
+    enter(good)
     stranger = ec.generate_private_key(ec.SECP256R1())
     (folder / "stranger.pem").write_bytes(private_pem(stranger))
-    with (
-        pytest.raises(FedsaddleError, match="does not know this site's key"),
-        connected(replace(good, key=str(folder / "stranger.pem"))),
-    ):
-        pass
+    with pytest.raises(FedsaddleError, match="does not know this site's key"):
+        enter(replace(good, key=str(folder / "stranger.pem")))
     # the public key of a site, signed for with another private key
     own = private_key(place / "key.pem")
     with FleetHttpClient.from_server_address(
@@ -255,11 +268,8 @@ def refused(home: Home, folder: Path) -> None:
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"http://{good.address}/health").raise_for_status()
     other = create(folder / "other", ["a", "b"], "127.0.0.1:1")
-    with (
-        pytest.raises(FedsaddleError, match="not by this federation's authority"),
-        connected(replace(good, certificate=str(other.server / "ca.crt"))),
-    ):
-        pass
+    with pytest.raises(FedsaddleError, match="not by this federation's authority"):
+        enter(replace(good, certificate=str(other.server / "ca.crt")))
     check = [sys.executable, "-m", "fedsaddle", "deploy", "check", str(place / "site.toml")]
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

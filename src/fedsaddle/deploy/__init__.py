@@ -3,7 +3,8 @@
     protocol.py     what is in a message to a site and in its reply
     worker.py       a site's side: runs client work by name on a cohort of one
     memory.py       what a site remembers, durably
-    node.py         a site's connection to the server
+    knock.py        whether the server knows a site, in plain words
+    node.py         a site: Flower's SuperNode, and this process as its ClientApp
     link.py         the server's connection to the sites
     drive.py        a run from the server's side: meet, agree, train, resume
     home.py         certificates, keys and files of a federation

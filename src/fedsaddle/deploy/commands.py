@@ -74,7 +74,7 @@ def check(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The si
     """Try a site's data and its connection; say what is wrong in plain words."""
     from fedsaddle import sites
     from fedsaddle.deploy.home import LinkFile
-    from fedsaddle.deploy.node import connected
+    from fedsaddle.deploy.knock import knock, only_one
 
     findings = sites.check(file)
     for line in findings:
@@ -84,8 +84,9 @@ def check(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The si
         print("\n".join(f"  {line}" for line in sites.in_words(sites.Site.load(file).summary())))
     try:
         link = LinkFile.load(file.parent / "link.toml")
-        with connected(link):
-            print(f"connection: {link.address} knows this site")
+        with only_one(link) as last:
+            knock(link, last)
+        print(f"connection: {link.address} knows this site")
     except FedsaddleError as error:
         raise FedsaddleError(f"connection: {error}") from error
     if findings:

@@ -30,6 +30,7 @@ from fedsaddle.train import Run
 from fedsaddle.wire import pack, unpack
 
 AGREED = "agreed.safetensors"
+_BACK = 60.0  # seconds that sites have to come back after the server was away; they try at least every 30
 Summary = Mapping[str, Tensor]
 
 
@@ -80,6 +81,7 @@ def resume(folder: Path, progress: bool | None = None, allow: bool = False) -> R
                 f"{home.folder / 'federation.toml'}: its sites are {', '.join(post.names)}; the run was begun with "
                 f"{', '.join(before)}, in this order"
             )
+        missing(post, min(_BACK, config.tree["data"]["timeout"]), progress)
         return _train(config, post, name, summaries, folder, progress, resume=True, allow=allow).finish()
 
 
@@ -101,29 +103,36 @@ def home_of(config: Config) -> Home:
     return Home(path if path.is_dir() else path.parent)
 
 
+def missing(post: Post, timeout: float, progress: bool | None = None) -> list[str]:
+    """Wait until every site is connected, at most so many seconds; the sites that are not."""
+    deadline = time.monotonic() + timeout
+    with _Waiting(post, progress) as waiting:
+        while absent := [name for i, name in enumerate(post.names) if i not in (there := post.connected())]:
+            if time.monotonic() > deadline:
+                break
+            waiting.update(len(there), absent)
+            time.sleep(0.2)
+    return absent
+
+
 def meet(post: Post, timeout: float, progress: bool | None = None, named: bool = True) -> list[Summary]:
     """Wait until every site is there and has said what the set-up needs."""
-    with _Waiting(post, progress) as waiting:
-        deadline = time.monotonic() + timeout
-        while missing := [n for i, n in enumerate(post.names) if i not in (there := post.connected())]:
-            if time.monotonic() > deadline:
-                raise FedsaddleError(
-                    f"sites {', '.join(missing)} are not connected after {timeout:g} seconds; start them with fedsaddle "
-                    "deploy site, or see fedsaddle deploy check there"
-                )
-            waiting.update(len(there), missing)
-            time.sleep(0.2)
-
-        def ask(full: bool) -> Request:
-            return Request({"action": "hello"})
-
-        everyone: dict[int, Ask] = {i: ask for i in range(len(post.names))}
-        answers = post.ask(
-            everyone,
-            timeout,
-            lambda i, reply: _summary(post.names[i] if named else None, reply),
-            len(everyone),
+    if absent := missing(post, timeout, progress):
+        raise FedsaddleError(
+            f"sites {', '.join(absent)} are not connected after {timeout:g} seconds; start them with fedsaddle "
+            "deploy site, or see fedsaddle deploy check there"
         )
+
+    def ask(full: bool) -> Request:
+        return Request({"action": "hello"})
+
+    everyone: dict[int, Ask] = {i: ask for i in range(len(post.names))}
+    answers = post.ask(
+        everyone,
+        timeout,
+        lambda i, reply: _summary(post.names[i] if named else None, reply),
+        len(everyone),
+    )
     for i, reason in answers.left_out.items():
         raise FedsaddleError(f"site {post.names[i]!r}: {reason}")
     if not named:

@@ -34,6 +34,7 @@ from fedsaddle.parse import read_toml
 from fedsaddle.toml import to_toml
 
 VALID_DAYS = 3 * 365
+STOCK_INTERVAL = 3.0  # seconds between two looks of Flower's SuperNode for messages
 _CURVE = ec.SECP256R1()  # every message of a site is signed, and this is the fastest to verify
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
@@ -109,13 +110,13 @@ class LinkFile:
         address: host:port of the server.
         certificate: the federation's authority, a file beside link.toml.
         key: the site's private key, likewise.
-        interval: seconds between two looks for work, at most.
+        interval: seconds between two looks for work; below Flower's own 3 the pause of its SuperNode is cut short.
     """
 
     address: str
     certificate: str = "ca.crt"
     key: str = "key.pem"
-    interval: float = 2.0
+    interval: float = STOCK_INTERVAL
 
     @staticmethod
     def load(path: Path) -> LinkFile:
@@ -124,6 +125,10 @@ class LinkFile:
         file = LinkFile(**checked(read_toml(path), keys_of(LinkFile), f"{path}: ", "link.toml"))
         if not _ADDRESS.fullmatch(file.address):
             raise FedsaddleError(f"{path}: address must be host:port, got {file.address!r}")
+        if not 0 < file.interval <= 60:
+            raise FedsaddleError(
+                f"{path}: interval must be above 0 and at most 60 seconds, got {file.interval}"
+            )
         return replace(file, certificate=str(path.parent / file.certificate), key=str(path.parent / file.key))
 
 
@@ -325,8 +330,10 @@ You take part in a federation: a model is trained over several sites' data, and 
 4. Try it: `fedsaddle deploy check site.toml`. It says what is wrong in plain words.
 5. Start it: `fedsaddle deploy site site.toml`, as a service that is started again when it stops. Stop it with Ctrl-C.
 
-The site opens one outgoing TLS connection to {address} and listens on nothing. It runs only the fedsaddle that you
-installed, and a model of one's own only if `modules` in `site.toml` names it.
+The site opens outgoing TLS connections to {address} alone. Two processes run here: Flower's SuperNode, which holds that
+connection, and fedsaddle, which does the work; they speak over a port of 127.0.0.1, with a secret made at each start. The
+site runs only the fedsaddle that you installed, and a model of one's own only if `modules` in `site.toml` names it. What the
+SuperNode says stands in `supernode.log`.
 
 What leaves the site: at set-up the number of rows, means and deviations of columns (scaled by unit or symmetric also the
 smallest and largest value), the categories that are not rare, and counts of the label; in each round numbers of the model's

@@ -25,7 +25,7 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullAppMessagesRequest,
@@ -37,17 +37,23 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    inflate_object_from_contents,
+    pull_objects,
+)
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from fedsaddle.deploy.home import Home
-from fedsaddle.deploy.objects import fetched
 from fedsaddle.errors import FedsaddleError
 
 _START = 60.0  # seconds that a SuperLink has to start
+_LONGEST_WAIT = 30.0  # seconds for the pieces of a reply whose sender may have died
 _PROGRAM = """
 from flwr.supercore.app_utils import start_parent_process_monitor
 start_parent_process_monitor({parent})
@@ -128,7 +134,11 @@ def flower_run(home: Home) -> Iterator[Grid]:
 
 
 class _Grid(HttpGrid):
-    """Flower's Grid, which fetches replies without waiting a second for each piece that is on its way."""
+    """Flower's Grid, which does not wait for hours for the pieces of a reply whose sender has died.
+
+    A reply is announced before its pieces are there. Flower then waits a second before it asks again; here it is a twentieth
+    at first.
+    """
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         runtime, run = self._runtime_client, self.run.run_id
@@ -137,13 +147,27 @@ class _Grid(HttpGrid):
         for head, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
             name = head.metadata.message_id
             try:
-                messages.append(fetched(name, tree, runtime.PullObject, self.node, run))
+                messages.append(self._fetched(name, tree))
             except ObjectPullError:
                 continue  # its sender has died while it sent; it is asked again when it is back
             runtime.ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=name)
             )
         return messages
+
+    def _fetched(self, name: str, tree: ObjectTree) -> Message:
+        """The message with this id; raises ObjectPullError."""
+        contents = pull_objects(
+            [part.object_id for part in iterate_object_tree(tree)],
+            make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self.run.run_id),
+            max_time=_LONGEST_WAIT,
+            initial_backoff=0.05,
+            backoff_cap=1.0,
+        )
+        message = inflate_object_from_contents(name, contents)
+        assert isinstance(message, Message)
+        message.metadata.__dict__["_message_id"] = name  # which the bytes of a message do not hold
+        return message
 
 
 def _token(home: Home, run: int) -> str:

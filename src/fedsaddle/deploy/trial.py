@@ -8,6 +8,7 @@ import numpy as np
 
 from fedsaddle.deploy.home import Home, create
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.toml import to_toml
 
 
 def trial(folder: Path, n: int, address: str) -> Home:
@@ -23,6 +24,8 @@ def trial(folder: Path, n: int, address: str) -> Home:
     order = np.argsort(
         frame["mean radius"].to_numpy() + 4 * np.random.default_rng(0).standard_normal(len(frame))
     )
+    for name in home.manifest.sites:
+        (home.site(name) / "link.toml").write_text(to_toml({"address": address, "interval": 0.3}))
     for name, rows in zip(home.manifest.sites, np.array_split(order, n), strict=True):
         pd.DataFrame(frame.iloc[np.sort(rows)]).to_csv(home.site(name) / "data.csv", index=False)
     return home
