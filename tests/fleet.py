@@ -23,9 +23,10 @@ from torch import Tensor
 
 import fedsaddle as fs
 from fedsaddle.config import Config
+from fedsaddle.deploy.post import Post
 from fedsaddle.deploy.protocol import Reply, Request
 from fedsaddle.deploy.worker import Worker
-from fedsaddle.engines.flower import Deployment, Post
+from fedsaddle.engines.flower import Deployment
 from fedsaddle.engines.torchrun import _only
 
 Fault = Callable[[int, Request, Reply], list[Reply]]  # site, question, answer -> what arrives
@@ -93,6 +94,8 @@ class Part:
     whole: fs.Federation
     number: int
     modules: tuple[str, ...] = ()
+
+    digest = "as it was"
 
     def summary(self) -> dict[str, Tensor]:
         return {"n": torch.tensor([float(self.whole.sizes[self.number])])}
@@ -186,7 +189,7 @@ def deployed(
     whole = fleet.sites[0].whole
     post = Post(fleet, {site.name: b"%d" % i for i, site in enumerate(fleet.sites)}, interval=0.01, look=0.02)
     setup = Config(config).build(whole)
-    engine = Deployment(post, run, json.dumps(config), {}, timeout, quorum)
+    engine = Deployment(post, run, json.dumps(config), {}, timeout, quorum, ["as it was"] * len(fleet.sites))
     return fs.train(
         *setup[:3], participation=setup.participation, **{k: v for k, v in setup.train.items() if k != "engine"},
         engine=engine, **more,

@@ -24,6 +24,7 @@ from flwr.common.config import get_fused_config_from_dir
 import fedsaddle as fs
 from fedsaddle import cli
 from fedsaddle.config import load
+from fedsaddle.deploy import drive
 from fedsaddle.deploy.app import config_of, server
 from fedsaddle.deploy.drive import outline
 from fedsaddle.deploy.home import Home, LinkFile, create, private_key, public_pem
@@ -110,6 +111,8 @@ def test_mistakes_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "partition: has no use here, each site is a client" in said(
         capsys, "deploy", "run", run, "--set", "partition.name=iid"
     )
+    with drive._alone(home):
+        assert "another run is going on over its sites" in said(capsys, "deploy", "run", run)
     (home.folder / "federation.toml").unlink()
     assert "is no federation" in said(capsys, "deploy", "run", run)
     assert "config.toml: No such file" in said(capsys, "deploy", "resume", str(tmp_path))
@@ -124,7 +127,7 @@ def test_check_says_what_is_wrong_with_data_and_connection(
     home = trial(tmp_path / "f", 2, f"127.0.0.1:{port}")
     file = home.site("site1") / "site.toml"
     text = said(capsys, "deploy", "check", str(file), code=2)
-    assert "nothing listens there" in text  # on stderr, one line
+    assert "no SuperLink is up there" in text and "data: in order" in text  # on stderr, one line
     frame = pd.read_csv(home.site("site1") / "data.csv")
     frame.rename(columns={"label": "lable"}).to_csv(home.site("site1") / "data.csv", index=False)
     with pytest.raises(SystemExit):
@@ -154,6 +157,25 @@ def test_the_server_knows_sizes_and_classes_and_no_features(tmp_path: Path) -> N
     )
     pooled = torch.cat([f.data["x"] for f in own]).double()
     assert pooled.mean(0).abs().max() < 1e-5
+
+
+def test_a_digest_sees_that_rows_have_changed_and_is_the_sites_own(tmp_path: Path) -> None:
+    home = trial(tmp_path / "f", 2, "127.0.0.1:9")
+    file, other = (home.site(name) / "data.csv" for name in ("site1", "site2"))
+    toml = home.site("site1") / "site.toml"
+    before, frame = Site.load(toml).digest, pd.read_csv(file)
+    assert Site.load(toml).digest == before
+    other.write_bytes(file.read_bytes())
+    assert Site.load(home.site("site2") / "site.toml").digest != before  # the same rows, another secret
+    changes = {"number": frame.assign(**{"mean area": frame["mean area"] + np.eye(1, len(frame))[0]})}
+    changes |= {
+        "order": frame[::-1],
+        "label": frame.assign(label=np.roll(frame["label"], 1)),
+        "row": frame[1:],
+    }
+    for changed in changes.values():
+        changed.to_csv(file, index=False)
+        assert Site.load(toml).digest != before
 
 
 @pytest.mark.parametrize("n", [1, 51])

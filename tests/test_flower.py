@@ -85,6 +85,8 @@ BAD: dict[str, tuple[Any, str]] = {  # what arrives in place of a reply, and wha
     "another phase": (lambda reply: [Reply(reply.head | {"phase": 7}, reply.body)], "it is for round 1, phase 7"),
     "another run": (lambda reply: [Reply(reply.head | {"run": "x"}, reply.body)], "it is for run 'x'"),
     "no bytes": (lambda reply: [Reply(reply.head)], "not a message"),
+    "endless bytes": (lambda reply: [Reply(reply.head, bytes(1 << 27))], "it has 134,217,728 bytes, at most"),
+    "an endless head": (lambda reply: [Reply(reply.head | {"x": "y" * (1 << 21)})], "a head has at most"),
     "noise": (lambda reply: [Reply(reply.head, b"\x10" * 100)], "not a message"),
     "another class": (
         lambda reply: [Reply(reply.head, reply.body.replace(b"codasca:Up", b"codasca:Us"))],
@@ -246,6 +248,30 @@ def test_a_site_without_its_memory_says_so_and_is_left_out(tmp_path: Path) -> No
     fleet.restart(1)
     (left,) = next(records)["left_out"]
     assert left["site"] == "site1" and "has lost its memory of round 1" in left["reason"]
+
+
+def test_a_site_whose_data_have_changed_since_the_set_up_is_left_out(tmp_path: Path) -> None:
+    fleet = Fleet(federation(), tmp_path)
+    records = iter(deployed(fleet, tree("codasca", rounds=2)))
+    next(records), next(records)
+    fleet.sites[1].digest = "another"
+    (left,) = next(records)["left_out"][:1]
+    assert left["site"] == "site1" and "site 'site1': its data have changed since the run" in left["reason"]
+
+
+def test_two_sites_that_disagree_on_a_shape_are_both_named(tmp_path: Path) -> None:
+    def fault(i: int, request: Request, reply: Reply) -> list[Reply]:
+        return [_changed(reply, lambda z: z[:, :-1])] if i == 1 and _is_work(request, "drift", 1) else [reply]
+
+    whole = federation((9, 20))
+    run = deployed(Fleet(whole, tmp_path, fault), tree("codasca")).finish()
+    left = run.records[2]["left_out"]
+    assert [one["site"] for one in left] == ["site0", "site1"]
+    assert all("(1, 9), float32" in one["reason"] and "(1, 8), float32" in one["reason"] for one in left)
+    assert all("at site0" in one["reason"] and "at site1" in one["reason"] for one in left)
+    nobody = {"name": "trace", "rounds": [[0, 1], [], [0, 1]]}
+    reference = simulated(whole, tree("codasca") | {"participation": nobody})
+    torch.testing.assert_close(run.z, reference.z, rtol=0, atol=1e-6)
 
 
 def test_a_site_that_is_not_there_is_not_waited_for(tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ class Folder:
 
     def __enter__(self) -> Folder:
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.path)
+        busy = f"{self.path}: another process is writing this run; wait for it, or stop it"
+        self._lock = locked(self.path, busy)
         self._tidy()
         return self
 
@@ -223,7 +224,7 @@ def _plain(name: str) -> bool:
     return name == os.path.basename(name) and name not in ("", ".", "..")
 
 
-def _locked(folder: Path) -> IO[bytes] | None:
+def locked(folder: Path, busy: str) -> IO[bytes] | None:
     """A lock that the system drops when this process ends, however that happens; None where it has no such locks."""
     try:
         import fcntl
@@ -239,9 +240,7 @@ def _locked(folder: Path) -> IO[bytes] | None:
             pass  # the one before has just removed it
         except OSError:
             file.close()
-            raise FedsaddleError(
-                f"{folder}: another process is writing this run; wait for it, or stop it"
-            ) from None
+            raise FedsaddleError(busy) from None
         file.close()
 
 

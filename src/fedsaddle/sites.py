@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import hmac
 import json
 import math
 import os
 import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,6 +39,7 @@ from torch import Tensor
 from fedsaddle import ingest
 from fedsaddle.errors import FedsaddleError, did_you_mean
 from fedsaddle.federation import Federation, shift_and_width
+from fedsaddle.folder import write_whole
 from fedsaddle.ingest import short, text_of
 from fedsaddle.keys import Key, Tree, checked, keys_of, mistakes
 from fedsaddle.parse import from_json, read_toml
@@ -182,6 +185,30 @@ class Site:
                 f"{self.file.name} leaves no rows to train on: lower data.valid and data.test"
             )
         return rows
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all rows and their parts, by which a run sees that they have changed; to others it says nothing.
+
+        It is keyed by a secret in the memory folder, made when it is first needed.
+        """
+        file = self.memory / "key"
+        try:
+            if not file.exists():
+                self.memory.mkdir(parents=True, exist_ok=True)
+                write_whole(file, secrets.token_bytes(32))
+                file.chmod(0o600)
+            found = hmac.new(file.read_bytes(), digestmod="sha256")
+        except OSError as error:
+            raise FedsaddleError(
+                f"{self.memory}: the site must be able to keep its memory there ({error}); correct memory in its TOML"
+            ) from error
+        rows = self.rows
+        for name, array in {"x": rows.x, "y": rows.y, "part": rows.part, **rows.text}.items():
+            found.update(f"{name} {array.dtype} {array.shape} ".encode())
+            text = array.dtype.kind in "OU"
+            found.update("\0".join(map(str, array)).encode() if text else np.ascontiguousarray(array).data)
+        return found.hexdigest()
 
     def _table(self) -> Rows:
         data, frame = self.data, ingest.read_frame(self.file, self.data.sep)

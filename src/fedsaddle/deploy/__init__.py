@@ -6,6 +6,9 @@
     knock.py        whether the server knows a site, in plain words
     node.py         a site: Flower's SuperNode, and this process as its ClientApp
     link.py         the server's connection to the sites
+    post.py         messages to sites and their replies: asked again, waited for, left out
+    replies.py      which replies are used, and why others are refused
+    measured.py     what the sites have measured, as one evaluation
     drive.py        a run from the server's side: meet, agree, train, resume
     home.py         certificates, keys and files of a federation
     app.py          as a Flower app, for those who run Flower already

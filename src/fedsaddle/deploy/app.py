@@ -20,8 +20,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedsaddle.config import Config, put, resolve
 from fedsaddle.deploy import drive
 from fedsaddle.deploy.node import answered
+from fedsaddle.deploy.post import Post
 from fedsaddle.deploy.worker import Worker
-from fedsaddle.engines.flower import Post
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.sites import Site
 

@@ -9,7 +9,8 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,19 @@ from fedsaddle import __version__
 from fedsaddle.config import Config, dump, load, new_folder
 from fedsaddle.deploy.home import Home
 from fedsaddle.deploy.link import flower_run, superlink
+from fedsaddle.deploy.post import Ask, Post
 from fedsaddle.deploy.protocol import Reply, Request
-from fedsaddle.engines.flower import Ask, Deployment, Post
+from fedsaddle.deploy.replies import check_size
+from fedsaddle.engines.flower import Deployment
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation, Scaling
-from fedsaddle.folder import write_whole
+from fedsaddle.folder import locked, write_whole
 from fedsaddle.sites import accepted, agree
 from fedsaddle.train import Run
 from fedsaddle.wire import pack, unpack
 
 AGREED = "agreed.safetensors"
+DIGEST = "digest"  # of a site's rows, beside its summary
 _BACK = 60.0  # seconds that sites have to come back after the server was away; they try at least every 30
 Summary = Mapping[str, Tensor]
 
@@ -37,7 +41,7 @@ Summary = Mapping[str, Tensor]
 def run(config: Config, out: Path, progress: bool | None = None, *, numbered: bool = False) -> Run:
     """Train as a config with `data.sites` says, into a new folder."""
     home = home_of(config)
-    with superlink(home), flower_run(home) as grid:
+    with _alone(home), superlink(home), flower_run(home) as grid:
         return train_new(config, Post(grid, home.public_keys()), out, progress, numbered=numbered)
 
 
@@ -73,7 +77,7 @@ def resume(folder: Path, progress: bool | None = None, allow: bool = False) -> R
     config = load(folder / "config.toml")
     home = home_of(config)
     name, summaries = _agreed(folder / AGREED)
-    with superlink(home), flower_run(home) as grid:
+    with _alone(home), superlink(home), flower_run(home) as grid:
         post = Post(grid, home.public_keys())
         before = tuple(json.loads(bytes(s["head"].numpy()))["site"] for s in summaries)
         if before != post.names:
@@ -88,7 +92,10 @@ def resume(folder: Path, progress: bool | None = None, allow: bool = False) -> R
 def _agreed(file: Path) -> tuple[str, list[Summary]]:
     try:
         name, stored = unpack(file.read_bytes(), {})
-        return name, [accepted(s) for s in stored]
+        summaries: list[Summary] = [accepted(s) for s in stored]
+        if not all(DIGEST in summary for summary in summaries):
+            raise ValueError("an older fedsaddle wrote it")
+        return name, summaries
     except (TypeError, ValueError) as error:
         raise FedsaddleError(f"{file}: is not what the sites agreed on ({error}); start a new run") from error
 
@@ -101,6 +108,19 @@ def home_of(config: Config) -> Home:
         )
     path = Path(config.tree["data"]["sites"])
     return Home(path if path.is_dir() else path.parent)
+
+
+@contextmanager
+def _alone(home: Home) -> Iterator[None]:
+    """Refuse a second run over the same sites, whose answers would come in turns."""
+    lock = locked(
+        home.server, f"{home.folder}: another run is going on over its sites; wait for it, or stop it"
+    )
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.close()
 
 
 def missing(post: Post, timeout: float, progress: bool | None = None) -> list[str]:
@@ -158,7 +178,9 @@ def _summary(name: str | None, reply: Reply) -> Summary:
         raise FedsaddleError(
             f"has fedsaddle {reply.head.get('fedsaddle')}, the server {__version__}; install the same"
         )
-    return accepted(unpack(reply.body, {}))
+    check_size(reply.body, 0)
+    digest = torch.frombuffer(bytearray(str(reply.head.get("data"))[:64].encode()), dtype=torch.uint8)
+    return accepted(unpack(reply.body, {})) | {DIGEST: digest}
 
 
 def _train(
@@ -176,7 +198,8 @@ def _train(
     setup = config.build(outline(post.names, summaries, constants))
     sent = {k: v for k, v in config.tree.items() if k != "data"}
     sent["train"] = {k: v for k, v in sent["train"].items() if k != "track"}  # the server's own affair
-    engine = Deployment(post, run, json.dumps(sent), constants, data["timeout"], data["quorum"])
+    digests = [bytes(summary[DIGEST].numpy()).decode() for summary in summaries]
+    engine = Deployment(post, run, json.dumps(sent), constants, data["timeout"], data["quorum"], digests)
     return config.start(setup, engine=engine, out=folder, progress=progress, resume=resume, allow=allow)
 
 

@@ -135,7 +135,8 @@ def _in_words(address: str) -> Iterator[None]:
                 f"{address}: what listens there does not speak TLS; check the address"
             ) from error
         raise Unreachable(
-            f"{address}: nothing listens there, or a firewall is between ({_short(text)}); is the server started?"
+            f"{address}: no SuperLink is up there, or a firewall is between ({_short(text)}); it runs while the server's "
+            "operator has a run going, or keeps it up"
         ) from error
     except httpx.TransportError as error:
         raise Unreachable(

@@ -7,6 +7,7 @@ from site to site). Each is a tree of `wire`, and `own` has a `head` in JSON bes
     run, round, phase   what it belongs to; the reply says the same
     action              "hello", "work" or "evaluate"
     session             digest of the session that the site needs
+    data                digest of the site's rows at set-up
     work                "algorithm.drift_corrected_steps", "problem.class_counts"
     client              the site's number
     base, committed     versions of its memory, [round, phase] or null: where to start from, and what can no longer be undone
@@ -30,6 +31,7 @@ Tag = tuple[int, int]  # (round, phase) in which a site's memory was written
 
 ACTION = "query"  # Flower's type of all our messages
 _SMALL = 1 << 16
+_LONGEST_HEAD = 1 << 20
 
 
 class Request(NamedTuple):
@@ -77,6 +79,8 @@ class Reply(NamedTuple):
 def _opened(content: RecordDict, name: str, key: str = "body") -> tuple[Head, bytes]:
     try:
         record = content[name]
+        if len(str(record.get("head", ""))) > _LONGEST_HEAD:
+            raise ValueError(f"a head has at most {_LONGEST_HEAD:,} characters")
         head, body = from_json(str(record.get("head", "{}"))), record.get(key, b"")
         if not isinstance(head, dict) or not isinstance(body, bytes):
             raise ValueError("a record is a head and bytes")

@@ -48,6 +48,9 @@ class SiteData(Protocol):
     @property
     def memory(self) -> Path: ...
 
+    @property
+    def digest(self) -> str: ...
+
     def summary(self) -> dict[str, Tensor]: ...
 
     @property
@@ -210,6 +213,10 @@ class Worker:
         head = request.head
         if head.get("action") == "hello":
             return self._hello()
+        if head.get("data", self.site.digest) != self.site.digest:
+            raise FedsaddleError(
+                f"site {self.site.name!r}: its data have changed since the run was set up; restore them, or start a new run"
+            )
         if request.session:
             digest = hashlib.sha256(request.session).hexdigest()
             if digest != self._digest:
@@ -227,7 +234,8 @@ class Worker:
 
     def _hello(self) -> Reply:
         summary = tuple(self.site.summary().items())
-        return Reply({"status": "done", "fedsaddle": __version__, "torch": torch.__version__}, pack(summary))
+        head = {"fedsaddle": __version__, "torch": torch.__version__, "data": self.site.digest}
+        return Reply({"status": "done"} | head, pack(summary))
 
 
 def _allowed(tree: Any, site: SiteData) -> None:

@@ -21,144 +21,30 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Message
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedsaddle import metrics
 from fedsaddle.checkpoint import constants
 from fedsaddle.clients import Clients, ClientWorkError, Control, Each, NobodyAnswered, Once, Work
 from fedsaddle.cohort import Batching
-from fedsaddle.deploy.protocol import ACTION, Head, Reply, Request, Tag
-from fedsaddle.deploy.worker import SPLITS, Agreed, Missing
+from fedsaddle.deploy.measured import AUC_TARGET, cuts_of, pooled_auc, together
+from fedsaddle.deploy.post import Answers, Ask, Post
+from fedsaddle.deploy.protocol import Head, Reply, Request, Tag
+from fedsaddle.deploy.replies import check_finite, check_measured, check_size, odd_ones
+from fedsaddle.deploy.worker import Agreed, Missing
 from fedsaddle.engines import Engine
 from fedsaddle.engines.simulation import clamped
 from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.federation import Federation
-from fedsaddle.histograms import auc_from_histograms, edges
 from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.participation import Draw, Participation
 from fedsaddle.problem import Problem, tree_map
-from fedsaddle.wire import Classes, Garbled, classes_of, pack, signature, tensors_of, unpack
-
-_LONGEST_REASON = 300  # characters of what a site says
-_LARGEST = 1e300  # number in a measurement
-_AUC_TARGET = 1e-3  # how far the AUC over all sites may be off
-_MOST_SCORES = 1e12  # of one class at a site, that are believed
-
-Ask = Callable[[bool], Request]  # whether to send what the site should hold already -> the message
-Check = Callable[[int, Reply], Any]  # raises Missing, or a FedsaddleError whose reply is then left out
-
-
-class Answers(NamedTuple):
-    """How an exchange ended."""
-
-    replies: dict[int, Any]  # by site, in their order
-    left_out: dict[int, str]  # and why
-    refused: set[int]  # of those left out, the ones that said themselves that they cannot
-
-
-class Post:
-    """Messages to sites and their replies, over a Flower Grid.
-
-    Args:
-        grid: of the run, from Flower.
-        sites: names of the sites, whose places are their numbers, with their public keys as Flower gives them.
-        interval: seconds between two looks for replies, at most.
-        look: seconds between two looks at who is connected.
-    """
-
-    def __init__(
-        self, grid: Grid, sites: Mapping[str, bytes], interval: float = 1.0, look: float = 1.0
-    ) -> None:
-        self._grid, self._interval, self._look = grid, interval, look
-        self.names = tuple(sites)
-        self._number = {key: i for i, key in enumerate(sites.values())}
-
-    def rename(self, names: Mapping[int, str]) -> None:
-        """Call the sites by their own names, and number them in that order."""
-        order = sorted(names, key=lambda i: names[i])
-        self.names = tuple(names[i] for i in order)
-        place = {old: new for new, old in enumerate(order)}
-        self._number = {key: place[i] for key, i in self._number.items()}
-
-    def connected(self) -> dict[int, NodeInfo]:
-        """The sites that are connected, by number. Nodes with other keys are none of ours."""
-        nodes = self._grid.get_nodes()
-        found = ((self._number.get(node.public_key), node) for node in nodes)
-        return {i: node for i, node in sorted((i, n) for i, n in found if i is not None)}
-
-    def ask(self, to: Mapping[int, Ask], timeout: float, check: Check, enough: int) -> Answers:
-        """Send each site its message and wait for the replies, at most so many seconds.
-
-        Args:
-            enough: with so many replies, sites that have not been connected since the beginning are not waited for.
-        """
-        replies: dict[int, Any] = {}
-        left_out: dict[int, str] = {}
-        waiting, refused = dict(to), set[int]()
-        asked: dict[int, str] = {}  # when the site that was asked had connected
-        mail: dict[str, int] = {}  # message -> site
-        said: dict[int, str] = {}  # what Flower says of a message that got lost
-        nodes: dict[int, NodeInfo] = {}
-        started, next_look = time.monotonic(), 0.0
-        deadline = started + timeout
-        while waiting and time.monotonic() < deadline:
-            if time.monotonic() >= next_look:
-                nodes, next_look = self.connected(), time.monotonic() + self._look
-                new = {i: n for i, n in nodes.items() if i in waiting and asked.get(i) != n.last_activated_at}
-                # asked before: the site has been restarted, and has lost the message and what it was sent earlier
-                mail |= self._send({n.node_id: (i, waiting[i](i in asked)) for i, n in new.items()}, timeout)
-                asked |= {i: n.last_activated_at for i, n in new.items()}
-            again: dict[int, tuple[int, Request]] = {}
-            for message in self._grid.pull_messages(list(mail)) if mail else ():
-                i = mail.pop(message.metadata.reply_to_message_id, None)
-                if i is None or i not in waiting:
-                    continue  # answered twice, or asked twice: the first answer counts
-                if message.has_error():
-                    said[i] = message.error.reason or "its message got lost"
-                    continue
-                try:
-                    replies[i] = check(i, Reply.of(message.content))
-                    del waiting[i]
-                except Missing:
-                    again[message.metadata.src_node_id] = i, waiting[i](True)
-                except FedsaddleError as error:
-                    left_out[i] = str(error)[:_LONGEST_REASON]
-                    refused |= {i} if isinstance(error, ClientWorkError) else set()
-                    del waiting[i]
-                except Exception as error:  # bytes of a site must not end the run
-                    left_out[i] = f"its answer is refused: {type(error).__name__}: {first_line(error)}"
-                    del waiting[i]
-            mail |= self._send(again, timeout)
-            if len(replies) >= enough and not waiting.keys() & asked.keys():
-                break  # the others are not connected
-            if waiting:
-                time.sleep(min(self._interval, 0.1 + (time.monotonic() - started) / 10))
-        for i in waiting:
-            late = f"no answer in {timeout:g} seconds"
-            left_out[i] = f"{late} ({said[i]})" if i in said else late if i in nodes else "not connected"
-        return Answers(dict(sorted(replies.items())), dict(sorted(left_out.items())), refused)
-
-    def _send(self, to: Mapping[int, tuple[int, Request]], ttl: float) -> dict[str, int]:
-        """Message ids with the site that each is for."""
-        if not to:
-            return {}
-        messages = [
-            Message(
-                request.record(), node, ACTION, ttl=max(ttl, 1.0), group_id=str(request.head.get("round", ""))
-            )
-            for node, (_, request) in to.items()
-        ]
-        ids = self._grid.push_messages(messages)
-        return {sent: i for sent, (i, _) in zip(ids, to.values(), strict=True) if sent}
+from fedsaddle.wire import Classes, Garbled, classes_of, pack, unpack
 
 
 @dataclass(frozen=True)
@@ -172,6 +58,7 @@ class Deployment(Engine):
         constants: of scaling, as agreed over all sites.
         timeout: seconds that a phase waits for an answer.
         quorum: the share of those asked that must answer, in (0, 1]; else the round changes nothing.
+        digests: of each site's data at set-up; a site whose data are others now is left out.
     """
 
     post: Post
@@ -180,6 +67,7 @@ class Deployment(Engine):
     constants: Mapping[str, Tensor]
     timeout: float = 600.0
     quorum: float = 0.5
+    digests: Sequence[str] = ()
 
     name = "flower"
 
@@ -224,7 +112,7 @@ class Flower(Clients):
         agreed = Agreed(
             deployment.run, deployment.config, tuple(deployment.constants.items()), *self.batching, z
         )
-        self._session = pack(agreed)
+        self._session, self._numbers = pack(agreed), z.numel()
         self._digest = hashlib.sha256(self._session).hexdigest()
         self._joined: set[int] = set()  # sites that hold the session
         self._lacked: Counter[int] = Counter()  # how often a site lacked what it had been sent
@@ -305,7 +193,7 @@ class Flower(Clients):
 
         def check(i: int, reply: Reply) -> tuple[Any, bool]:
             tree = self._checked(i, reply, head | {"round": self.round}, classes)
-            _check_finite(tree)
+            check_finite(tree)
             return tree, bool(reply.head.get("wrote"))
 
         started = time.perf_counter()
@@ -313,7 +201,8 @@ class Flower(Clients):
         answers = self._post.ask({i: ask(i) for i in asked}, self._deployment.timeout, check, need)
         self.phase_seconds.append(time.perf_counter() - started)
         replies = dict(answers.replies)
-        for i, reason in _odd_ones(replies, work).items():
+        forms = {i: tree for i, (tree, _) in replies.items()}
+        for i, reason in odd_ones(forms, self._post.names, work.__name__).items():
             del replies[i]
             answers.left_out[i] = reason
         for i in sorted(self._missed.intersection(place) if own_round else ()):
@@ -356,6 +245,8 @@ class Flower(Clients):
 
     def _request(self, i: int, head: Head, own: bytes, shared: bytes, full: bool) -> Request:
         head = head | {"run": self._deployment.run, "round": self.round, "session": self._digest}
+        if self._deployment.digests:
+            head["data"] = self._deployment.digests[i]
         return Request(head, own, shared, b"" if i in self._joined and not full else self._session)
 
     def _forgets(self, i: int) -> bool:
@@ -379,6 +270,7 @@ class Flower(Clients):
         if got.get("status") != "done":
             raise ClientWorkError(str(got.get("reason", "the site gives no reason")))
         self._joined.add(i)
+        check_size(reply.body, self._numbers)
         try:
             return unpack(reply.body, classes)
         except Garbled as error:
@@ -397,28 +289,15 @@ class Flower(Clients):
     ) -> list[Evaluation]:
         """Each site measures on its own data; the AUC over all of them comes from histograms of scores."""
         (point,) = z
-        first = self._measure(0, (point, _AUC_TARGET, None))
-        sketches = {i: tree for i, (tree, _) in first.items()}
-        cuts = tuple(
-            edges([dict(s[k]) for s in sketches.values() if s[k] is not None], _AUC_TARGET)
-            if any(s[k] is not None for s in sketches.values())
-            else torch.zeros(0, dtype=torch.float64)
-            for k in range(len(SPLITS))
-        )
+        first = self._measure(0, (point, AUC_TARGET, None))
+        sketches = [tree for tree, _ in first.values()]
         tested = all("test" in head.get("sizes", {}) for _, head in first.values())
         self.evaluated_on = "test" if tested else "train"
         values: dict[str, float] = {}
-        if any(s[k] is not None for s in sketches.values() for k in range(len(SPLITS))):
-            counts = [tree for tree, _ in self._measure(1, (point, _AUC_TARGET, cuts), list(first)).values()]
-            keys = dict(zip(SPLITS, ("train_auc", "valid_auc", "auc"), strict=True))
-            for k, split in enumerate(SPLITS):
-                own = [c[k].long() for c in counts if c[k] is not None]
-                if own and not (
-                    split == "train" and any(c[SPLITS.index("test")] is not None for c in counts)
-                ):
-                    estimate = auc_from_histograms(own)
-                    values |= {keys[split]: estimate.auc, f"{keys[split]}_bound": estimate.bound}
-        return [_together(values, {i: head for i, (_, head) in first.items()}, self.n_clients)]
+        if any(part is not None for sketch in sketches for part in sketch):
+            counts = self._measure(1, (point, AUC_TARGET, cuts_of(sketches)), list(first))
+            values = pooled_auc([tree for tree, _ in counts.values()])
+        return [together(values, {i: head for i, (_, head) in first.items()}, self.n_clients)]
 
     def _measure(
         self, phase: int, message: Any, who: Sequence[int] | None = None
@@ -432,7 +311,7 @@ class Flower(Clients):
         def check(i: int, reply: Reply) -> tuple[Any, Head]:
             tree = self._checked(i, reply, head | {"round": self.round}, {})
             try:
-                _check_measured(tree, reply.head, message[2])
+                check_measured(tree, reply.head, message[2], AUC_TARGET)
             except Exception as error:
                 raise FedsaddleError(
                     f"its answer is refused: no measurement ({first_line(error)})"
@@ -448,80 +327,3 @@ class Flower(Clients):
 def _key(once: Once, work: str, place: int) -> str:
     """By which key a site holds a value: that of the accounting."""
     return once.name if once.name is not None else f"{work} {place}"
-
-
-def _check_finite(tree: Any) -> None:
-    """Refuse numbers that a mean would spread to all sites; rows of single sites (Each) may have NaN for what is absent."""
-    for path, tensor in tensors_of(tree, marked=False):
-        if tensor.ndim != 2 or tensor.shape[0] != 1 or not tensor.is_floating_point():
-            raise FedsaddleError(
-                f"its answer is refused: {path or 'it'} must be a row of real numbers [1, k], got {tensor.dtype} "
-                f"{list(tensor.shape)}"
-            )
-        if not tensor.isfinite().all():
-            bad = int((~tensor.isfinite()).sum())
-            raise FedsaddleError(
-                f"its answer is refused: {path or 'it'} has {bad} of {tensor.numel()} numbers that are not finite"
-            )
-
-
-def _check_measured(tree: Any, head: Head, cuts: Sequence[Tensor] | None) -> None:
-    """Refuse what is no sketch of scores on each split or, after the cuts, no counts between them."""
-    for name in ("values", "sizes"):
-        if not all(type(v) in (int, float) and abs(v) <= _LARGEST for v in head.get(name, {}).values()):
-            raise ValueError(f"{name} must be finite numbers")
-    for k, (split, part) in enumerate(zip(SPLITS, tree, strict=True)):
-        if part is None:
-            continue
-        if cuts is not None:
-            if list(part.shape) != [3, 2 * len(cuts[k]) + 1] or not (part >= 0).all() or not part[2, 0] == 1:
-                raise ValueError(f"counts of {split} must be those between its {len(cuts[k])} cuts")
-            continue
-        own = dict(part)
-        if tuple(own["size"].shape) != (2,):
-            raise ValueError(f"sizes of {split} must be two numbers")
-        sizes = [len(own["negative"]), len(own["positive"])]
-        if not (own["size"] >= torch.tensor(sizes)).all() or not (own["size"] <= _MOST_SCORES).all():
-            raise ValueError(f"sizes of {split} must be two numbers of scores")
-        if any(v.ndim != 1 or v.dtype != torch.float64 or v.isnan().any() for v in own.values()):
-            raise ValueError(f"quantiles of {split} must be rows of numbers")
-        if max(sizes) > 2 / _AUC_TARGET:
-            raise ValueError(f"{max(sizes)} quantiles of {split} are more than were asked for")
-
-
-def _odd_ones(replies: Mapping[int, tuple[Any, bool]], work: Work) -> dict[int, str]:
-    """Replies whose form is not that of most, with what is odd."""
-    forms = {i: signature(tree) for i, (tree, _) in replies.items()}
-    if len(set(forms.values())) <= 1:
-        return {}
-    usual, _ = Counter(forms.values()).most_common(1)[0]
-    return {
-        i: f"its answer is refused: {work.__name__} gives {_in_short(usual)} at the other sites, got {_in_short(form)}"
-        for i, form in forms.items()
-        if form != usual
-    }
-
-
-def _in_short(form: Any) -> str:
-    return " ".join(str(form).replace("torch.", "").split())
-
-
-def _together(values: dict[str, float], heads: Mapping[int, Head], n: int) -> Evaluation:
-    """What the sites have measured as one evaluation: means over sites, or over samples, and each site's own."""
-    measured = {i: head.get("values", {}) for i, head in heads.items()}
-    by_client: dict[str, list[float]] = {}
-    for name in ("auc", "accuracy"):
-        if any(f"{name}_clients" in m for m in measured.values()):
-            by_client[name] = [measured.get(i, {}).get(f"{name}_clients", math.nan) for i in range(n)]
-            values |= metrics.spread(by_client[name], name)
-    for name, split in (("accuracy", "test"), ("valid_accuracy", "valid"), ("train_accuracy", "train")):
-        sized = ((m.get(name), heads[i].get("sizes", {}).get(split, 0)) for i, m in measured.items())
-        known = [(value, size) for value, size in sized if value is not None and size > 0]
-        if known:
-            values[name] = sum(v * size for v, size in known) / sum(size for _, size in known)
-    losses = [m["loss"] for m in measured.values() if "loss" in m]
-    if losses:
-        values["loss"] = sum(losses) / len(losses)
-    if any("single_class_clients" in m for m in measured.values()):
-        values["single_class_clients"] = sum(m.get("single_class_clients", 0) for m in measured.values())
-    return Evaluation(values, by_client)

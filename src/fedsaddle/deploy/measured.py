@@ -1,0 +1,62 @@
+"""What the sites have measured, as one evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsaddle import metrics
+from fedsaddle.deploy.protocol import Head
+from fedsaddle.deploy.worker import SPLITS
+from fedsaddle.histograms import auc_from_histograms, edges
+from fedsaddle.metrics import Evaluation
+
+AUC_TARGET = 1e-3  # how far the AUC over all sites may be off
+
+
+def cuts_of(sketches: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Of each split, where to cut the scores so that counts between the cuts give the AUC; empty where nobody has any."""
+    return tuple(
+        edges([dict(s[k]) for s in sketches if s[k] is not None], AUC_TARGET)
+        if any(s[k] is not None for s in sketches)
+        else torch.zeros(0, dtype=torch.float64)
+        for k in range(len(SPLITS))
+    )
+
+
+def pooled_auc(counts: Sequence[Any]) -> dict[str, float]:
+    """The AUC over all sites and how far it can be off, from the sites' counts; on training rows if nobody tests."""
+    values: dict[str, float] = {}
+    keys = dict(zip(SPLITS, ("train_auc", "valid_auc", "auc"), strict=True))
+    tested = any(c[SPLITS.index("test")] is not None for c in counts)
+    for k, split in enumerate(SPLITS):
+        own = [c[k].long() for c in counts if c[k] is not None]
+        if own and not (split == "train" and tested):
+            estimate = auc_from_histograms(own)
+            values |= {keys[split]: estimate.auc, f"{keys[split]}_bound": estimate.bound}
+    return values
+
+
+def together(values: dict[str, float], heads: Mapping[int, Head], n: int) -> Evaluation:
+    """What the sites have measured as one evaluation: means over sites, or over samples, and each site's own."""
+    measured = {i: head.get("values", {}) for i, head in heads.items()}
+    by_client: dict[str, list[float]] = {}
+    for name in ("auc", "accuracy"):
+        if any(f"{name}_clients" in m for m in measured.values()):
+            by_client[name] = [measured.get(i, {}).get(f"{name}_clients", math.nan) for i in range(n)]
+            values |= metrics.spread(by_client[name], name)
+    for name, split in (("accuracy", "test"), ("valid_accuracy", "valid"), ("train_accuracy", "train")):
+        sized = ((m.get(name), heads[i].get("sizes", {}).get(split, 0)) for i, m in measured.items())
+        known = [(value, size) for value, size in sized if value is not None and size > 0]
+        if known:
+            values[name] = sum(v * size for v, size in known) / sum(size for _, size in known)
+    losses = [m["loss"] for m in measured.values() if "loss" in m]
+    if losses:
+        values["loss"] = sum(losses) / len(losses)
+    if any("single_class_clients" in m for m in measured.values()):
+        values["single_class_clients"] = sum(m.get("single_class_clients", 0) for m in measured.values())
+    return Evaluation(values, by_client)
