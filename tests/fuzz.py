@@ -934,7 +934,8 @@ def summary(case: Case, folder: Path) -> None:
         body = rewired(body, edit)
     from fedsaddle import __version__
 
-    answer = Reply({"status": "done", "site": "b", "fedsaddle": __version__}, body)
+    said = {"status": "done", "site": "b", "fedsaddle": __version__, "data": "0" * 64}
+    answer = Reply(said, body)
     every = [good, _summary("b", answer)]
     outline(["a", "b"], every, sites.agree(every))
 

@@ -6,6 +6,7 @@ The run's folder is that of any run, with one file more: `agreed.safetensors`, w
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import sys
 import time
@@ -179,8 +180,11 @@ def _summary(name: str | None, reply: Reply) -> Summary:
             f"has fedsaddle {reply.head.get('fedsaddle')}, the server {__version__}; install the same"
         )
     check_size(reply.body, 0)
-    digest = torch.frombuffer(bytearray(str(reply.head.get("data"))[:64].encode()), dtype=torch.uint8)
-    return accepted(unpack(reply.body, {})) | {DIGEST: digest}
+    digest = reply.head.get("data")
+    if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise FedsaddleError("gives no checksum of its rows")
+    kept = torch.frombuffer(bytearray(digest.encode()), dtype=torch.uint8)
+    return accepted(unpack(reply.body, {})) | {DIGEST: kept}
 
 
 def _train(
