@@ -31,6 +31,7 @@ from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -45,7 +46,7 @@ from fedsaddle.deploy.knock import Unreachable, knock, only_one
 from fedsaddle.deploy.link import ENVIRONMENT
 from fedsaddle.deploy.protocol import Request
 from fedsaddle.deploy.worker import Worker
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, first_line
 
 log = logging.getLogger("fedsaddle.site")
 
@@ -131,18 +132,22 @@ def _answer_tasks(
         while not stop.is_set() and process.poll() is None:
             try:
                 answer = client.AcquireTask(request)
+            except httpx.HTTPError as error:
+                log.debug("the SuperNode does not answer: %s", error)  # it starts, or is about to end
+            else:
                 if answer.HasField("task"):
                     _answer_task(worker, address, answer.token)
                     worked = time.monotonic()
                     continue
-            except (httpx.HTTPError, RunNotRunningException) as error:
-                log.debug("the SuperNode does not answer: %s", error)  # it starts, or is about to end
             # the next message often comes soon after an answer; who has waited long may wait a little longer
             stop.wait(min(0.5, 0.05 + (time.monotonic() - worked) / 20))
 
 
 def _answer_task(worker: Worker, address: str, token: str) -> None:
-    """What Flower's own `flwr-clientapp` does for a task, without starting a process and without the code of the run."""
+    """What Flower's own `flwr-clientapp` does for a task, without starting a process and without the code of the run.
+
+    A SuperNode waits for the answer to a task for as long as it runs. So where none can be given, it must be started again.
+    """
     by_token = RuntimeTokenHttpInterceptor(token)
     version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
     with RuntimeHttpClient.from_server_address(address, True, None, [version, by_token]) as client:
@@ -152,6 +157,14 @@ def _answer_task(worker: Worker, address: str, token: str) -> None:
             message, context, _, _ = pull_task_input(client)
             push_message(client, answered(worker, message), context)
             push_task_output(client, context, SubStatus.COMPLETED, "")
+        except (
+            httpx.HTTPError,
+            ObjectPullError,
+            ObjectPushError,
+            RuntimeError,
+            RunNotRunningException,
+        ) as error:
+            raise Unreachable(f"the SuperNode's task could not be answered ({first_line(error)})") from error
         finally:
             heart.stop()
 
