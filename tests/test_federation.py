@@ -382,11 +382,46 @@ def test_text_becomes_a_feature_for_each_value(tmp_path: Path) -> None:
     for column, name in enumerate(made.feature_names):
         if name != "age":
             assert made.data["x"][:, column].tolist() == expected[name.replace("=", "_")].tolist()
+    codes = frame().assign(ward=pd.Categorical([10, 2, 10, 2]))  # numbers that the user calls names
+    assert Federation.from_frame(codes, group="hospital", label="died").feature_names[2:] == (
+        "ward=10",
+        "ward=2",
+    )
     (tmp_path / "a.csv").write_text("sex,y\nf,0\nm,1\n")
     (tmp_path / "b.csv").write_text("y,sex\n1,x\n0,f\n")
     files = Federation.from_files(tmp_path, label="y")
     assert files.feature_names == ("sex=f", "sex=m", "sex=x")
     assert files.data["x"].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
+
+
+def test_columns_of_a_test_frame_are_found_by_name() -> None:
+    """Whatever their order, and whichever of the texts its rows have."""
+    mixed = frame().assign(ward=list("abca"))
+    fed = Federation.from_frame(mixed, group="hospital", label="died")
+    new = pd.DataFrame({"ward": ["c", "a"], "bp": [1.0, 2.0], "age": [30, 40]})
+    test = fed.with_test(new, ["y", "n"]).test
+    assert test is not None and fed.feature_names == ("age", "bp", "ward=a", "ward=b", "ward=c")
+    assert test.data["x"].tolist() == [[30, 1, 0, 0, 1], [40, 2, 1, 0, 0]]
+    for text, other in (
+        ("x has 'ward=d', which the training data have not", new.assign(ward=["a", "d"])),
+        ("x has no column 'bp', which the training data have", new.drop(columns="bp")),
+        ("x has no column 'ward=a', which the training data have", new.drop(columns="ward")),
+        ("x has 'ward', which the training data have not", new.assign(ward=[1, 2])),
+    ):
+        refused(text, lambda other=other: fed.with_test(other, ["y", "n"]))
+
+
+def test_a_long_text_costs_no_more_than_its_own_length() -> None:
+    """Once, not in every row."""
+    import tracemalloc
+
+    table = pd.DataFrame({"note": ["a"] * 20_000 + ["b" * 20_000]})  # 1.6 GB as fixed-width text
+    tracemalloc.start()
+    (values,), names = ingest.one_hot([table])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert names == ("note=a", "note=" + "b" * 20_000) and values.sum(0).tolist() == [20_000, 1]
+    assert peak < 20e6
 
 
 @pytest.mark.parametrize(
@@ -399,6 +434,7 @@ def test_text_becomes_a_feature_for_each_value(tmp_path: Path) -> None:
         ("column 'sex' has no value at row 1", {"sex": ["m", None, "m", "f"]}, {}),
         ("column 'bmi' has numbers, but 'high' at row 3: correct it", {"bmi": [21, 22, "23.5", "high"]}, {}),
         ("column 'bmi' has numbers stored as text", {"bmi": list("2134")}, {}),
+        ("column 'age' is there twice: rename or drop one", {}, {"features": ["age", "bp", "age"]}),
         ("x has NaN at row 2, column 'age' (0)", {"age": [60, 71, None, 48]}, {}),
         ("x has NaN at row 1, column 'age' (0)", {"age": pd.array([60, None, 5, 48], dtype="Int64")}, {}),
         ("clients has no value at row 3", {"hospital": ["a", "b", "a", None]}, {}),

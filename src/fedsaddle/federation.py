@@ -289,7 +289,8 @@ class Federation:
         """Attach a test set: one pooled set, or one a client when `clients` is given.
 
         Args:
-            x, y, fields: arrays as in `from_arrays`; `y` holds the training labels' values or class indices.
+            x, y, fields: arrays as in `from_arrays`; `y` holds the training labels' values or class indices. Columns of a
+                frame are found by their names. x is taken as it is: attach it before `scaled`, which scales both.
             clients: group labels (client names) or a partition with N parts, which may be empty.
             positive: the label value (or values) that count as positive, as given for the training data.
             into: `"test"` or `"valid"`.
@@ -301,7 +302,8 @@ class Federation:
             raise FedsaddleError(
                 f"{into} has fields {sorted(given)}, training {sorted(self.data)}: give the same ones"
             )
-        data, _ = ingest.tensors(x, fields, dtype=self.data["x"].dtype if "x" in self.data else None)
+        dtype = self.data["x"].dtype if "x" in self.data else None
+        data, _ = ingest.tensors(x, fields, dtype, known=self.feature_names)
         for name, tensor in data.items():
             got, want = list(tensor.shape[1:]), list(self.data[name].shape[1:])
             if got != want:

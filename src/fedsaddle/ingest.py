@@ -63,12 +63,22 @@ def short(values: Iterable[Any], most: int = 8) -> str:
 
 
 def tensors(
-    x: Any, fields: Mapping[str, Any], dtype: torch.dtype | None, columns: tuple[str, ...] = ()
+    x: Any,
+    fields: Mapping[str, Any],
+    dtype: torch.dtype | None,
+    columns: tuple[str, ...] = (),
+    known: tuple[str, ...] = (),
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The user's arrays as checked tensors, in the user's row order, and the names of x's columns."""
+    """The user's arrays as checked tensors, in the user's row order, and the names of x's columns.
+
+    Args:
+        known: names of the training data's columns, which those of a test frame are put in the order of.
+    """
     if hasattr(x, "columns") and hasattr(x, "dtypes"):  # a pandas DataFrame
-        (x,), found = one_hot([x])
-        columns, dtype = columns or found, dtype or torch.float32
+        (values,), found = one_hot([x])
+        if known:
+            values, found = _as_trained(values, found, known, text_columns(x)), known
+        x, columns, dtype = values, columns or found, dtype or torch.float32
     data = {name: as_tensor(value, name) for name, value in fields.items()}
     if x is not None:
         tensor = as_tensor(x, "x")
@@ -135,7 +145,8 @@ def check_bytes(what: str, wanted: int, there: int, more: str, remedy: str) -> N
 def text_columns(frame: Any) -> list[Any]:
     """The columns of a DataFrame that are not numbers."""
     pandas = optional_import("pandas", "a DataFrame")
-    return [c for c in frame.columns if not pandas.api.types.is_numeric_dtype(frame[c].dtype)]
+    is_numeric = pandas.api.types.is_numeric_dtype
+    return [c for c, kind in zip(frame.columns, frame.dtypes, strict=True) if not is_numeric(kind)]
 
 
 def numeric_frame(frame: Any) -> Array:
@@ -160,15 +171,21 @@ def one_hot(
         files: where each comes from, for messages.
         sep: the character between the columns of these files.
     """
+    for frame in frames:
+        if (twice := frame.columns.duplicated()).any():
+            raise FedsaddleError(f"column {frame.columns[twice][0]!r} is there twice: rename or drop one")
     texts = [set(text_columns(frame)) for frame in frames]
+    numeric = [c for c in frames[0].columns if not any(c in text for text in texts)]
+    place = {c: i for i, c in enumerate(numeric)}
+    numbers = [numeric_frame(frame[numeric]) for frame in frames]  # at once: there may be thousands
     blocks: list[list[Array]] = [[] for _ in frames]
     names: list[str] = []
     for c in frames[0].columns:
         of_text = [c in text for text in texts]
         if not any(of_text):
             names.append(str(c))
-            for block, frame in zip(blocks, frames, strict=True):
-                block.append(numeric_frame(frame[[c]]))
+            for block, values in zip(blocks, numbers, strict=True):
+                block.append(values[:, place[c], None])
             continue
         given = []
         for frame, file in (
@@ -188,21 +205,42 @@ def one_hot(
                 "leave it out (drop), or group its values"
             )
         names += [f"{c}={value}" for value in distinct]
+        code = {value: i for i, value in enumerate(distinct)}
         for block, own in zip(blocks, given, strict=True):
-            block.append((np.array(own)[:, None] == np.array(distinct)[None, :]).astype(np.float64))
+            block.append(np.eye(len(distinct))[[code[value] for value in own]])
     return [
         np.concatenate([np.zeros((len(f), 0)), *b], axis=1) for b, f in zip(blocks, frames, strict=True)
     ], tuple(names)
 
 
+def _as_trained(values: Array, found: Sequence[str], known: Sequence[str], texts: Sequence[Any]) -> Array:
+    """The columns of a test frame in the order of the training data's; 0 for a text that no row of it has."""
+    place = {name: i for i, name in enumerate(found)}
+    if new := [name for name in found if name not in set(known)]:
+        raise FedsaddleError(
+            f"x has {new[0]!r}, which the training data have not: drop the column, or the rows with that value"
+        )
+    starts = tuple(f"{c}=" for c in texts)
+    if gone := [name for name in known if name not in place and not name.startswith(starts)]:
+        raise FedsaddleError(
+            f"x has no column {gone[0]!r}, which the training data have: give the same columns"
+        )
+    out = np.zeros((len(values), len(known)))
+    out[:, [name in place for name in known]] = values[:, [place[name] for name in known if name in place]]
+    return out
+
+
 def _texts(values: Any, name: Any) -> list[str]:
     """A column's values as texts; refuses gaps, dates, and numbers among which some cannot be read."""
     pandas = optional_import("pandas", "a DataFrame")
-    if not (pandas.api.types.is_string_dtype(values.dtype) or str(values.dtype) in ("object", "category")):
+    categorical = str(values.dtype) == "category"  # whose numbers are names
+    if not (pandas.api.types.is_string_dtype(values.dtype) or values.dtype == object or categorical):
         raise FedsaddleError(
             f"column {name!r} is neither numbers nor text ({values.dtype}): make it numbers, such as days since a date"
         )
     check_present(values.to_numpy(dtype=object), f"column {name!r}")
+    if categorical:
+        return [text_of(v) for v in values.tolist()]
     odd = pandas.to_numeric(values.astype(object), errors="coerce").isna().to_numpy()
     if not odd.any():
         raise FedsaddleError(f"column {name!r} has numbers stored as text: convert it with pandas.to_numeric")
