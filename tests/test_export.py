@@ -193,10 +193,13 @@ def test_parts_are_cited_by_name_or_as_they_are() -> None:
         fs.cite("scafpd")
 
 
-def test_an_estimator_cites_its_run() -> None:
+def test_an_estimator_cites_what_it_used_also_when_loaded(tmp_path: Path) -> None:
     x, y = load_iris(return_X_y=True)
     fair = fs.FairFederatedClassifier(rounds=1, n_sites=2, random_state=0).fit(x, y)
     assert keys(fs.cite(fair)) == ["yu2023scaffpd", "ansel2024pytorch", "fedsaddle"]
+    fair.save(tmp_path / "fair.safetensors")
+    loaded = fs.FairFederatedClassifier.load(tmp_path / "fair.safetensors")
+    assert fs.cite(loaded) == fs.cite(fair) == fs.cite(fair.run_)
 
 
 def test_tables_of_citations_name_what_there_is() -> None:

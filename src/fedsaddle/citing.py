@@ -138,8 +138,11 @@ def cite(*things: Any) -> str:
 def _entries(thing: Any) -> Iterator[str]:
     if isinstance(thing, Run):
         yield from of_result(thing.finish().summary())
-    elif hasattr(thing, "run_"):  # a fitted estimator
-        yield from _entries(thing.run_)
+    elif hasattr(thing, "calibration_"):  # a fitted estimator, whose run is gone once it was saved
+        parts = thing._algorithm(), thing._problem(thing.model_.model, len(thing.classes_))
+        yield from of_result(
+            {"config": dict(zip(("algorithm", "problem"), map(describe, parts), strict=True))}
+        )
     elif isinstance(thing, Algorithm | Problem):
         yield from _of_parts(describe(thing))
     elif isinstance(thing, type) and issubclass(thing, Algorithm):
