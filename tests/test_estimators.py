@@ -7,7 +7,7 @@ import pickle
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas
@@ -16,6 +16,7 @@ import sklearn
 import torch
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_iris
+from sklearn.exceptions import NotFittedError
 from sklearn.metrics import accuracy_score, brier_score_loss, roc_auc_score
 from sklearn.model_selection import GridSearchCV, GroupKFold
 from sklearn.pipeline import make_pipeline
@@ -32,7 +33,7 @@ EXPECTED_TO_FAIL: dict[str, str] = {}  # check -> reason; there is none
 def quick(kind: Any, **options: Any) -> Any:
     """Few rounds with a step that is given: a fit is a fraction of a second."""
     if kind is fs.FederatedAUCClassifier:
-        options.setdefault("algorithm_params", {"lr": 0.05, "local_steps": 5})
+        options.setdefault("algorithm_params", {"lr": 0.01, "local_steps": 5})
     return kind(**{"rounds": 4, "random_state": 0, "train_params": {"eval_every": 4}} | options)
 
 
@@ -89,6 +90,20 @@ def test_the_auc_classifier_finds_a_step_where_a_large_one_diverges(tumours: Any
             assert "diverged" in str(error)
     found = fs.FederatedAUCClassifier(rounds=20, random_state=0).fit(x, label, groups=site)
     assert found.score(x, label) > 0.98 and found.run_.algorithm.lr < 0.3
+
+
+def test_a_step_under_which_the_loss_grows_is_said(tumours: Any) -> None:
+    """Still finite, and its ranking is the wrong way round."""
+    x, label, site = tumours
+    with pytest.warns(
+        UserWarning, match=r"the training loss has grown from 0\.\d+ to .*e\+.*; give a smaller lr"
+    ):
+        assert (
+            quick(fs.FederatedAUCClassifier, algorithm_params={"lr": 0.05})
+            .fit(x, label, groups=site)
+            .score(x, label)
+            < 0.5
+        )
 
 
 def test_a_step_that_does_not_hold_to_the_end_gives_way_to_a_smaller_one(
@@ -255,6 +270,12 @@ def test_any_algorithm_by_name_or_as_an_object(tumours: Any) -> None:
         ({"calibration_share": 1.0}, r"calibration_share must be in \[0, 1\), got 1.0"),
         ({"n_sites": 1, "groups": None}, "n_sites must be >= 2, got 1"),
         ({"algorithm": "rs_pairwise", "algorithm_params": None}, "use PairwiseAUC"),
+        (
+            {"y": np.array(["a", "b", None] * 190, dtype=object)[:569]},
+            "y has no value at row 2: drop that row, or label it",
+        ),
+        ({"train_params": {"devise": "cpu"}}, "'devise' is no argument of fs.train; did you mean 'device'"),
+        ({"train_params": {"seed": 1}}, "train_params: seed has no use there; set random_state"),
     ],
 )
 def test_mistakes_are_one_clear_line(change: dict[str, Any], message: str, tumours: Any) -> None:
@@ -277,8 +298,63 @@ def test_bad_cells_are_named(tumours: Any) -> None:
     fitted = quick(fs.FederatedAUCClassifier).fit(x, label, groups=site)
     with pytest.raises(FedsaddleError, match="X has NaN at row 7"):
         fitted.predict(holes)
+    with pytest.raises(FedsaddleError, match="model must have parameters to train, Identity has none"):
+        quick(fs.FairFederatedClassifier, model=torch.nn.Identity()).fit(x, label, groups=site)
     with pytest.raises(FedsaddleError, match="column 'sex' is not numeric"):
         quick(fs.FederatedAUCClassifier).fit(x.assign(sex="f"), label, groups=site)
+
+
+def test_rows_in_any_layout(tumours: Any) -> None:
+    x, label, site = tumours
+    values = x.to_numpy().copy()
+    fitted = quick(fs.FederatedAUCClassifier).fit(values, label, groups=site)
+    backwards = quick(fs.FederatedAUCClassifier).fit(values[:, ::-1], label, groups=site)
+    assert backwards.score(values[:, ::-1], label) > 0.9
+    odds = fitted.decision_function(values)
+    assert np.allclose(fitted.decision_function(values[::-1]), odds[::-1])
+    assert np.allclose(fitted.decision_function(np.asfortranarray(values)), odds)
+
+
+def test_a_fit_that_fails_leaves_nothing_fitted(tumours: Any) -> None:
+    x, label, site = tumours
+    estimator = quick(fs.FederatedAUCClassifier).fit(x, label, groups=site)
+    with (
+        pytest.raises(FedsaddleError, match="diverged"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        estimator.set_params(algorithm_params={"lr": 1e30}).fit(x, label == "benign", groups=site)
+    with pytest.raises(NotFittedError):
+        estimator.predict(x)
+
+
+def test_probabilities_of_rows_far_from_every_class() -> None:
+    """Each class alone is too unlikely for a float, their shares are not."""
+    odds = torch.tensor([[-800.0, -801.0, -900.0], [0.0, 0.0, 0.0], [60.0, -5.0, -800.0]])
+    p = estimators._probabilities(odds)
+    assert torch.allclose(p[0], torch.tensor([0.7310586, 0.2689414, 0.0])) and torch.allclose(
+        p.sum(1), torch.ones(3)
+    )
+    sigmoid = odds[1:].double().sigmoid()
+    assert torch.allclose(p[1:].double(), sigmoid / sigmoid.sum(1, keepdim=True))
+
+
+def test_steps_that_are_only_tried_are_not_tracked(tumours: Any) -> None:
+    x, label, site = tumours
+
+    class Mine:
+        started: ClassVar[list[float]] = []
+
+        def start(self, about: Any) -> str:
+            self.started.append(about.parameters["algorithm.lr"])
+            return ""
+
+        def log(self, round: int, values: Any) -> None: ...
+        def end(self, status: str, result: Any) -> None: ...
+
+    fitted = fs.FederatedAUCClassifier(rounds=2, random_state=0, train_params={"track": Mine()})
+    fitted.fit(x, label, groups=site)
+    assert Mine.started[-1] == fitted.run_.algorithm.lr and len(Mine.started) < 3
 
 
 def same(a: Any, b: Any, x: Any) -> bool:
@@ -309,11 +385,11 @@ def test_saving(kind: Any, tumours: Any, tmp_path: Path) -> None:
 def test_saving_an_own_module_and_an_algorithm(tumours: Any, tmp_path: Path) -> None:
     x, label, site = tumours
     net, file = torch.nn.Linear(30, 1), tmp_path / "own.safetensors"
-    fitted = quick(fs.FederatedAUCClassifier, model=net, algorithm=fs.CODASCA(lr=0.03), algorithm_params=None)
+    fitted = quick(fs.FederatedAUCClassifier, model=net, algorithm=fs.CODASCA(lr=0.01), algorithm_params=None)
     fitted.fit(x, label, groups=site).save(file)
     loaded = fs.FederatedAUCClassifier.load(file, torch.nn.Linear(30, 1))
     assert (loaded.decision_function(x) == fitted.decision_function(x)).all()
-    assert loaded.algorithm == "codasca" and loaded._algorithm() == fs.CODASCA(lr=0.03)
+    assert loaded.algorithm == "codasca" and loaded._algorithm() == fs.CODASCA(lr=0.01)
     for wrong, message in (
         (lambda: fs.FederatedAUCClassifier.load(file), "pass model="),
         (lambda: fs.FederatedAUCClassifier.load(file, torch.nn.Linear(29, 1)), "does not fit the model"),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import json
 import math
 import os
@@ -42,7 +43,7 @@ from torch import Tensor, nn
 
 from fedsaddle import ingest, metrics, models, partitions
 from fedsaddle.algorithms import ALGORITHMS, Algorithm
-from fedsaddle.errors import Diverged, FedsaddleError, first_line
+from fedsaddle.errors import Diverged, FedsaddleError, did_you_mean, first_line
 from fedsaddle.export import RawModel
 from fedsaddle.federation import Federation, Scaling
 from fedsaddle.folder import write_whole
@@ -165,7 +166,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             y: labels [n], numbers or text.
             groups: the site of each row [n], numbers or text; None: rows are dealt at random to `n_sites`.
         """
+        self.__dict__.pop("calibration_", None)  # where this fit fails, nothing is fitted
         X, y = self._checked(X, y)
+        ingest.check_present(y, f"{type(self).__name__}: y", "drop that row, or label it")
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -190,16 +193,8 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         federation = self._held_out(federation, seed).scaled(self.scale)  # type: ignore[arg-type]
         self._shape = tuple(X.shape[1:])
-        module = self._module(seed)
-        settings: dict[str, Any] = {
-            "rounds": self.rounds,
-            "batch_size": self.batch_size,
-            "seed": seed,
-            "guard": 3,
-        }
-        settings |= {"progress": self.verbose, **(self.train_params or {})}
-        problem = self._problem(module, len(self.classes_))
-        self.run_ = self._trained(problem, self._algorithm(), federation, settings)
+        problem = self._problem(self._module(seed), len(self.classes_))
+        self.run_ = self._trained(problem, self._algorithm(), federation, self._settings(seed))
         self.model_ = self.run_.raw_model.double().eval()
         calibrated = federation if federation.valid is None else federation.valid
         scores = self._scores(self.model_.model, calibrated.data["x"])
@@ -217,7 +212,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         found = validate_data(self, X, *y, reset=bool(y), dtype=kinds, ensure_all_finite=False, allow_nd=True)
         X = found[0] if y else found
         try:
-            ingest.check_finite(torch.from_numpy(np.require(X, requirements=["W"])), "X", self._names())
+            ingest.check_finite(_tensor(X), "X", self._names())
         except ingest.BadRow as error:
             raise ingest.BadRow(f"{type(self).__name__}: {error.what}", error.row, _IMPUTE) from None
         return found
@@ -297,6 +292,19 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         made: Algorithm = ALGORITHMS[part["name"]](**arguments("algorithm", part))
         return made
 
+    def _settings(self, seed: int) -> dict[str, Any]:
+        """The arguments of `train` beside the three that say what is learned."""
+        own = {"rounds": "rounds", "batch_size": "batch_size", "seed": "random_state", "progress": "verbose"}
+        given, known = dict(self.train_params or {}), list(inspect.signature(train).parameters)[3:]
+        for name in given:
+            if name in own:
+                self._refuse(f"train_params: {name} has no use there; set {own[name]} of the estimator")
+            if name not in known:
+                hint = did_you_mean(str(name), known) or f"known are {', '.join(known)}"
+                self._refuse(f"train_params: {name!r} is no argument of fs.train; {hint}")
+        settings = {"rounds": self.rounds, "batch_size": self.batch_size, "seed": seed, "guard": 3}
+        return {**settings, "progress": self.verbose, **given}
+
     def _refuse(self, reason: str) -> NoReturn:
         raise FedsaddleError(f"{type(self).__name__}: {reason}")
 
@@ -313,18 +321,17 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         It ranks rows as the model's score does.
         """
-        check_is_fitted(self)
-        x = torch.from_numpy(np.require(self._checked(X), requirements=["C", "W"]))
-        odds: Array = self._scores(self.model_, x) * self.calibration_[:, 0] + self.calibration_[:, 1]
+        check_is_fitted(self, "calibration_")
+        odds: Array = (
+            self._scores(self.model_, _tensor(self._checked(X))) * self.calibration_[:, 0]
+            + self.calibration_[:, 1]
+        )
         return odds[:, 0] if len(self.classes_) == 2 else odds
 
     def predict_proba(self, X: Any) -> Array:
         """Calibrated probabilities [n, classes]."""
-        p: Array = torch.from_numpy(self.decision_function(X)).sigmoid().numpy()
-        if p.ndim == 1:
-            return np.stack([1 - p, p], axis=1)
-        normed: Array = p / p.sum(1, keepdims=True)
-        return normed
+        p: Array = _probabilities(torch.from_numpy(self.decision_function(X))).numpy()
+        return p
 
     def predict(self, X: Any) -> Array:
         """The likelier class of each row [n]."""
@@ -485,11 +492,25 @@ class FederatedAUCClassifier(FederatedClassifier):
         No step suits all data: the square loss is as curved as features are long.
         """
         if self.algorithm is not None or "lr" in (self.algorithm_params or {}):
-            return super()._trained(problem, algorithm, federation, settings)
+            run = super()._trained(problem, algorithm, federation, settings)
+            begun, ended = (record.get("phi") or 0.0 for record in (run.records[0], run.records[-1]))
+            if ended > begun + 1:  # of scores that are all alike it is 1/4 at most
+                warnings.warn(
+                    f"{type(self).__name__}: the training loss has grown from {begun:.3g} to {ended:.3g}, the step is too "
+                    "large; give a smaller lr, or none, and one is found",
+                    stacklevel=3,
+                )
+            return run
         if "out" in settings:
             self._refuse("train_params: out needs an lr in algorithm_params, since several are tried without")
         rounds = min(self.rounds, max(10, self.rounds // 10))
-        trial = settings | {"rounds": rounds, "eval_every": rounds, "progress": False, "guard": 0}
+        trial = settings | {
+            "rounds": rounds,
+            "eval_every": rounds,
+            "progress": False,
+            "guard": 0,
+            "track": None,
+        }
         candidates = [dataclasses.replace(algorithm, **{"lr": lr}) for lr in _STEPS]
         runs = [train(problem, candidate, federation, **trial) for candidate in candidates]
         with spinner("choosing the step size", self.verbose):
@@ -541,7 +562,9 @@ class FairFederatedClassifier(FederatedClassifier):
         """Whether the model has one output."""
         if self._built is not None:
             return self._built[1] == 1
-        first = next(module.parameters())
+        first = next(module.parameters(), None)
+        if first is None:
+            self._refuse(f"model must have parameters to train, {type(module).__name__} has none")
         with torch.no_grad():
             return bool(module(first.new_zeros(1, *self._shape)).numel() == 1)
 
@@ -632,10 +655,8 @@ class _Calibrated(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         scores = _one_of_two(self.raw(x).flatten(1), self.classes)
         odds = scores * self.slope + self.intercept
-        p = odds.sigmoid()
-        if self.classes == 2:
-            return odds.squeeze(1), torch.cat([1 - p, p], 1)
-        return odds, p / p.sum(1, keepdim=True)
+        odds = odds.squeeze(1) if self.classes == 2 else odds
+        return odds, _probabilities(odds)
 
 
 def _objective(run: Run) -> float:
@@ -645,6 +666,19 @@ def _objective(run: Run) -> float:
         return math.inf if value is None else value
     except Diverged:
         return math.inf
+
+
+def _probabilities(odds: Tensor) -> Tensor:
+    """Of two classes [n, 2] from log-odds [n]; of more the sigmoids' shares [n, C], also where all are too small to add."""
+    if odds.ndim == 1:
+        p = odds.sigmoid()
+        return torch.stack([1 - p, p], 1)
+    return nn.functional.logsigmoid(odds).softmax(1)
+
+
+def _tensor(array: Array) -> Tensor:
+    """An array as a tensor, copied only where torch cannot read it as it is."""
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def _one_of_two(out: Tensor, classes: int) -> Tensor:
