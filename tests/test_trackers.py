@@ -141,6 +141,10 @@ def test_each_has_the_parameters_the_metrics_by_round_and_the_result(tmp_path: P
     run = begin(out, track=ALL)
     expected = {r["round"]: r["distance"] for r in run.records if "distance" in r}
     assert list(expected) == [0, 2, 4, 6]
+    if (handles := Path("/proc/self/fd")).is_dir():  # none of them keeps a file open
+        assert [
+            str(f.readlink()) for f in handles.iterdir() if f.exists() and out in f.readlink().parents
+        ] == []
 
     events, scalars = tensorboard_scalars(out / "tensorboard")
     assert scalars["distance"] == pytest.approx(expected, rel=1e-6)  # TensorBoard keeps float32
@@ -169,6 +173,8 @@ def test_each_has_the_parameters_the_metrics_by_round_and_the_result(tmp_path: P
     summary = {i.key or i.nested_key[0]: i.value_json for r in records["summary"] for i in r.summary.update}
     assert json.loads(summary["result"])["metrics"]["distance"] == expected[6]
     assert [r.exit.exit_code for r in records["exit"]] == [0]
+    (written,) = (file.read_bytes() for file in out.glob("wandb/offline-run-*/*.wandb"))
+    assert sys.executable.encode() not in written and {r.run.host for r in records["run"]} == {"-"}
 
     begin(tmp_path / "plain").finish()  # the same bits without trackers
     for name in ("history.jsonl", "checkpoint/round-0000006.safetensors"):
@@ -225,6 +231,7 @@ def test_a_tracker_that_fails_is_left_with_one_line_and_the_run_goes_on(when: st
     assert "\n" not in said
     assert list(good.rounds) == [0, 2, 4, 6] and good.ended[0][0] == "finished"
     assert run.metrics["distance"] == begin(None).metrics["distance"]
+    assert [status for status, _ in bad.ended] == ["failed"] * (when == "log")  # it closes what it has opened
     if when == "log":  # what it missed it is told when the run goes on
         later = type("Bad", (Mine,), {})()
         begin(tmp_path / "a", track=later, rounds=8, resume=True, allow=True).finish()
@@ -340,6 +347,17 @@ def test_a_config_says_who_is_told(tmp_path: Path) -> None:
     (tags,) = events.Tensors("tags/text_summary")
     assert "| data | quadratic |" in tags.tensor_proto.string_val[0].decode()
     assert 'track = "tensorboard"' in (tmp_path / "one" / "config.toml").read_text()  # so that resume goes on
+    Path("a.csv").write_text("site,x,y\n" + "".join(f"{i % 2},{i},{i % 3 % 2}\n" for i in range(12)))
+    of_file = {"data": {"file": "a.csv", "group": "site", "label": "y"}, "model": {"name": "linear"}}
+    of_file |= {"problem": {"name": "auc"}, "algorithm": {"name": "codasca"}, "train": {"rounds": 1}}
+    Path("file.toml").write_text(to_toml(of_file))
+    config, mine = load("file.toml"), Mine()
+    config.start(config.build(), track=mine, progress=False).finish()
+    assert mine.about is not None
+    assert (mine.about.parameters["data.file"], mine.about.tags["data"]) == ("a.csv", "a.csv")
+    assert str(tmp_path) not in str(mine.about.parameters) and config.tree["data"]["file"] == str(
+        tmp_path / "a.csv"
+    )
     for bad, says in ((3, "train.track: must be text or a list"), ("tensorbord", "did you mean")):
         with pytest.raises(FedsaddleError, match=says):
             load("one.toml", [f"train.track={bad}"])

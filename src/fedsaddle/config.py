@@ -52,13 +52,14 @@ Paths in a file are relative to the folder of the file, in `--set` to the curren
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import itertools
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,7 +182,9 @@ class Config:
         """
         settings = setup.train | {"track": setup.track} | options
         run = train(*setup[:3], participation=setup.participation, **settings)
-        run.tracking.sections = {k: self.tree[k] for k in _OF_DATA if k in self.tree}
+        sections = copy.deepcopy({k: self.tree[k] for k in _OF_DATA if k in self.tree})
+        _with_paths(sections, lambda path: Path(path).name)  # where files lie is nobody else's business
+        run.tracking.sections = sections
         if run.out is None:
             run.tracking.name = self.name
         return run
@@ -521,14 +524,19 @@ def put(tree: Tree, names: Sequence[str], value: Any, source: str) -> None:
 
 def anchor(tree: Tree, folder: Path) -> None:
     """Make the paths of a tree absolute."""
+    _with_paths(tree, lambda path: str(folder / Path(path).expanduser()))
 
-    def absolute(value: Any) -> Any:
+
+def _with_paths(tree: Tree, change: Callable[[str], str]) -> None:
+    """Replace the paths of a tree."""
+
+    def changed(value: Any) -> Any:
         if isinstance(value, list):
-            return [absolute(v) for v in value]
-        return str(folder / Path(value).expanduser()) if isinstance(value, str) and value else value
+            return [changed(v) for v in value]
+        return change(value) if isinstance(value, str) and value else value
 
     for section, key in _PATHS:
         found = tree.get(section)
         for part in found if isinstance(found, list) else [found]:
             if isinstance(part, dict) and key in part:
-                part[key] = absolute(part[key])
+                part[key] = changed(part[key])

@@ -173,6 +173,9 @@ class MLflow:
             self._client.log_dict(self._id, result, "result.json")
         named = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
         self._client.set_terminated(self._id, named[status])
+        store = self._client._tracking_client.store
+        if hasattr(store, "engine"):  # a file, which MLflow would keep open as long as the process lives
+            store.engine.dispose()
 
 
 class WandB:
@@ -184,6 +187,7 @@ class WandB:
         wandb = optional_import("wandb", "track = 'wandb'", _EXTRA)
         quiet = wandb.Settings(
             console="off", silent=True, disable_git=True, disable_code=True, save_code=False, x_disable_stats=True,
+            x_disable_meta=True, host="-",  # no command line, user or machine
         )  # fmt: skip
         about.folder.mkdir(parents=True, exist_ok=True)
         mode = os.environ.get("WANDB_MODE") or "offline"
@@ -327,7 +331,10 @@ class Tracking:
                 f"track: {name} failed ({type(error).__name__}: {first_line(error)}); the run goes on without it",
                 stacklevel=2,
             )
-            del self._trackers[name]
+            tracker = self._trackers.pop(name)
+            if what == "log":  # it was begun, and may hold files and threads
+                with suppress(Exception):
+                    tracker.end("failed", {})
             return []
 
 
