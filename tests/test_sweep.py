@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import itertools
 import json
 import tomllib
 from collections.abc import Callable
@@ -11,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from fedsaddle import cli, journal
+from fedsaddle import cli, journal, sweep_report
 from fedsaddle import config as configs
 from fedsaddle.config import dump, load, resolve
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.journal import Journal
-from fedsaddle.sweep import Range, grid_points, grids, plan, random_points, sweep
+from fedsaddle.sweep import Range, Result, Row, grid_points, grids, plan, random_points, sweep
 from fedsaddle.sweep_report import overview, seeds, tradeoff
 from fedsaddle.toml import to_toml
 
@@ -428,6 +430,42 @@ def test_figures(points: dict[str, Any], options: dict[str, Any], kind: str) -> 
         assert lines == sum(result.score(row) is not None for row in result.rows)
     text = Path("out/sweep.html").read_text()
     assert len(text) > 100_000 and Path("out/best.toml").read_text().splitlines()[-1] in text
+
+
+@pytest.mark.parametrize("metric", ["distance", "valid_auc"])
+def test_the_work_of_a_page_grows_with_its_points(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not with their square: sweeps of thousands of points end in seconds."""
+    pytest.importorskip("plotly")
+    small = sweep(
+        save(QUADRATIC, {"algorithm.lr": [0.1, 0.05], "algorithm.server_lr": [1.0, 0.5]}), out="out"
+    )
+    calls, real = itertools.count(), Result.score
+
+    def counted(self: Result, row: Row) -> float | None:
+        next(calls)
+        return real(self, row)
+
+    monkeypatch.setattr(Result, "score", counted)
+    n = 500
+    points = [{"algorithm.lr": 1 / (i + 1), "algorithm.server_lr": 1 + i % 97} for i in range(n)]
+    scores = [{"mean": 1 + i % 89, "std": 0.1, "values": [1.0 + i % 89]} for i in range(n)]
+    rows = [Row(p, {metric: s}, 0, []) for p, s in zip(points, scores, strict=True)]
+    of_many = dataclasses.replace(small.plan, metric=metric, points=points, runs=small.plan.runs[:1] * n)
+    sweep_report.write(Result(of_many, rows, Path("out")), "command")
+    assert Path("out/sweep.html").stat().st_size > 100_000
+    assert next(calls) < 50 * n
+
+
+def test_a_page_that_cannot_be_written_is_said() -> None:
+    pytest.importorskip("plotly")
+    result = sweep(save(QUADRATIC), out="out")
+    before = Path("out/results.json").read_bytes()
+    for name in ("sweep.html.tmp", "table.md.tmp"):
+        Path("out", name).mkdir()  # in the way of the new file
+        with pytest.raises(FedsaddleError, match=name.removesuffix(".tmp")):
+            sweep_report.write(result, "command")
+        Path("out", name).rmdir()
+    assert Path("out/results.json").read_bytes() == before.replace(b"fedsaddle sweep tiny.toml", b"command")
 
 
 def test_the_best_points_are_shown_with_every_seed() -> None:

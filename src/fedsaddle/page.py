@@ -7,7 +7,6 @@ A page works offline: plotly.js is inlined once and a content security policy fo
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from fedsaddle.errors import optional_import
 from fedsaddle.figures import Figure
+from fedsaddle.folder import write_whole
 
 
 class Card(NamedTuple):
@@ -134,7 +134,5 @@ def write(path: Path, title: str, kind: str, facts: list[str], lead: str, cards:
         plotly=plotly.replace("</script", "<\\/script"),
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(page, encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, page.encode())
     return path

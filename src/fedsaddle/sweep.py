@@ -215,7 +215,7 @@ class Plan:
     runs: list[list[Config]]
     tradeoff: str | None = None
 
-    @property
+    @functools.cached_property
     def keys(self) -> list[str]:
         swept = [p for p in self.points if OTHER not in p]
         several = [k for k in swept[0] if len({to_value(p[k]) for p in swept}) > 1]
@@ -439,7 +439,7 @@ class Result:
         found = row.metrics.get(self.plan.metric)
         return None if found is None else float(found["mean"])
 
-    @property
+    @functools.cached_property
     def swept(self) -> list[Row]:
         """Rows of the config's own method, without those of a trade-off's others."""
         return [row for row in self.rows if OTHER not in row.point]
@@ -449,13 +449,13 @@ class Result:
         """Whether the metric says nothing of test or training data."""
         return _without_test(self.plan.metric)
 
-    @property
+    @functools.cached_property
     def ranked(self) -> list[Row]:
         """Rows from best to worst, the first of equals first; those without a score last."""
         sign = 1.0 if self.plan.minimise else -1.0
         return sorted(self.rows, key=lambda r: math.inf if (s := self.score(r)) is None else sign * s)
 
-    @property
+    @functools.cached_property
     def best(self) -> Row | None:
         """The chosen point; None where no point has a score."""
         first = self.ranked[0]

@@ -11,9 +11,9 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from html import escape
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from fedsaddle import config as configs
@@ -21,8 +21,8 @@ from fedsaddle import page
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.citing import cite
 from fedsaddle.data import DATASETS
-from fedsaddle.errors import FedsaddleError
 from fedsaddle.figures import RESIDUALS, Figure, Legend, Panel, Record, label, log_axis, plural, short
+from fedsaddle.folder import write_whole
 from fedsaddle.journal import mean_and_std
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.report import sources
@@ -48,10 +48,8 @@ def write(result: Result, command: str) -> None:
     head, *lines = [[cell.replace("|", "\\|") for cell in row] for row in result.table()]
     table = [head, ["---"] * len(head), *lines]
     text = "\n".join("| " + " | ".join(row) + " |" for row in table)
-    (out / "table.md").write_text(
-        f"# {plan.name}\n\n`{command}`\n\n{text}\n\n" + result.verdict().replace("*", "\\*") + "\n",
-        encoding="utf-8",
-    )
+    text = f"# {plan.name}\n\n`{command}`\n\n{text}\n\n" + result.verdict().replace("*", "\\*") + "\n"
+    write_whole(out / "table.md", text.encode())
     results: dict[str, Any] = {
         "command": command, "metric": plan.metric, "minimise": plan.minimise, "allow_test": plan.allow_test,
         "seeds": plan.seeds,
@@ -75,10 +73,10 @@ def write(result: Result, command: str) -> None:
             f"{command}\n# train.seed = {plan.seeds}\n\n"
             + configs.dump(plan.runs[result.rows.index(best)][0])
         )
-        (out / "best.toml").write_text(config, encoding="utf-8")
-        with suppress(FedsaddleError):  # without the report extra there is no page
-            _page(result, best, command, config)
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_whole(out / "best.toml", config.encode())
+    write_whole(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
+    if best is not None and find_spec("plotly") is not None:  # of the report extra
+        _page(result, best, command, config)
 
 
 # ------------------------------------------------------------------------------------------------- the page
@@ -170,7 +168,8 @@ def seeds(result: Result) -> Figure:
     """The best points with the metric of each seed: whether the first is better than the next."""
     metric, keys = result.plan.metric, result.plan.keys
     ends = _colours(result)
-    found = [(row, _scaled(result, s)) for row in result.ranked if (s := result.score(row)) is not None]
+    scaled = _scaling(result)
+    found = [(row, scaled(s)) for row in result.ranked if (s := result.score(row)) is not None]
     rows = [row for row, s in found if ends["zmin"] <= s <= ends["zmax"]][:_BEST]
     names = [_name(row, keys) for row in rows]
     data: list[Record] = []
@@ -253,14 +252,15 @@ def _pair(result: Result, a: str, b: str) -> Panel:
     if not small:
         return Panel(title, *_dots(result, a, b), height=420)
     cells: dict[tuple[int, int], Row] = {}
+    scaled, own = _scaling(result), set(map(id, rows))
     for row in reversed(result.ranked):  # so that the best of a cell stays
-        if any(row is r for r in rows):
+        if id(row) in own:
             cells[across.index(to_value(row.point[a])), up.index(to_value(row.point[b]))] = row
     grid = [[cells.get((i, j)) for i in range(len(across))] for j in range(len(up))]
     scores = [[None if row is None else result.score(row) for row in line] for line in grid]
     data: Record = {
         "type": "heatmap", "x": list(range(len(across))), "y": list(range(len(up))),
-        "z": [[None if s is None else _scaled(result, s) for s in line] for line in scores],
+        "z": [[None if s is None else scaled(s) for s in line] for line in scores],
         "text": [["" if s is None else f"{s:.4g}" for s in line] for line in scores],
         "customdata": [["" if row is None else _point(row) for row in line] for line in grid],
         "hovertemplate": "<b>%{customdata}</b><br>%{text}<extra></extra>", "xgap": 2, "ygap": 2,
@@ -334,7 +334,7 @@ def _dots(result: Result, a: str, b: str) -> tuple[list[Record], Record]:
     scores = [s for row in known if (s := result.score(row)) is not None]
     colours = _colours(result)
     marker: Record = {
-        "size": 11, "color": [_scaled(result, s) for s in scores], "colorscale": colours["colorscale"],
+        "size": 11, "color": [*map(_scaling(result), scores)], "colorscale": colours["colorscale"],
         "reversescale": colours["reversescale"], "cmin": colours["zmin"], "cmax": colours["zmax"], "showscale": True,
         "colorbar": {"x": 1.02} | _ticks(result), "line": {"color": "@quiet", "width": 1},
     }  # fmt: skip
@@ -350,12 +350,11 @@ def _dots(result: Result, a: str, b: str) -> tuple[list[Record], Record]:
 def _parallel(result: Result) -> Figure:
     """Every point as a line through its values; the best fifth and the chosen one stand out."""
     plan, keys = result.plan, result.plan.keys
-    rows = [
-        row for row in result.ranked if result.score(row) is not None and any(row is r for r in result.swept)
-    ]
+    own, scaled = set(map(id, result.swept)), _scaling(result)
+    rows = [row for row in result.ranked if result.score(row) is not None and id(row) in own]
     shown = rows[:_LINES]
     scales = [_scale([row.point[k] for row in result.swept]) for k in keys]
-    scores = [_scaled(result, s) for row in shown if (s := result.score(row)) is not None]
+    scores = [scaled(s) for row in shown if (s := result.score(row)) is not None]
     ends = _colours(result)
     low, high = (ends["zmax"], ends["zmin"]) if plan.minimise else (ends["zmin"], ends["zmax"])
 
@@ -510,8 +509,8 @@ def _by_log(result: Result) -> bool:
     return result.plan.metric in RESIDUALS and all(s > 0 for s in _scores(result))
 
 
-def _scaled(result: Result, score: float) -> float:
-    return math.log10(score) if _by_log(result) else score
+def _scaling(result: Result) -> Callable[[float], float]:
+    return math.log10 if _by_log(result) else float
 
 
 def _scores(result: Result) -> list[float]:
@@ -520,7 +519,7 @@ def _scores(result: Result) -> list[float]:
 
 def _colours(result: Result) -> Record:
     """Colours from worst to best; a few points far off do not make all others look alike."""
-    scores = [_scaled(result, s) for s in _scores(result)]
+    scores = [*map(_scaling(result), _scores(result))]
     low, high, middle = min(scores), max(scores), statistics.median(scores)
     if result.plan.minimise:
         high = min(high, low + 3 * (middle - low)) if middle > low else high
