@@ -345,6 +345,14 @@ def test_a_constant_column_is_scaled_to_zero(how: Any) -> None:
     assert scaled[:, 1].std() > 0
 
 
+@pytest.mark.parametrize("how", ["unit", "symmetric", "standard"])
+def test_numbers_too_large_to_scale_are_refused(how: Any) -> None:
+    """Their deviation is infinite, and all others would become 0."""
+    x = np.stack([np.arange(4.0), [1.0, -1.5e308, 1.5e308, 2.0]], axis=1)
+    fed = Federation.from_arrays(x, clients=[0, 1, 1, 0])
+    refused("scaled: column 1 has numbers too large to scale", lambda: fed.scaled(how))
+
+
 # ------------------------------------------------------------------------------------------------- from frame
 
 

@@ -461,6 +461,11 @@ def shift_and_width(
         raise FedsaddleError(f"scaled: how must be 'none', 'unit', 'symmetric' or 'standard', got {how!r}")
     if how == "symmetric":
         shift, width = shift + width / 2, width / 2
+    if (odd := ~(shift + width).isfinite().flatten()).any():
+        raise FedsaddleError(
+            f"scaled: column {int(odd.nonzero()[0])} has numbers too large to scale; correct or drop it, a value such as "
+            "1e300 often stands for a missing one"
+        )
     return shift, torch.where(width > 0, width, 1.0)
 
 
