@@ -19,7 +19,7 @@ import torch
 from fedsaddle import cli, doctor
 from fedsaddle.config import load
 from fedsaddle.data import DATASETS
-from fedsaddle.new import AIMS, Wanted, project
+from fedsaddle.new import AIMS, Wanted, _no_features, _positive, project
 
 
 class Done(NamedTuple):
@@ -267,3 +267,19 @@ def test_what_every_run_needs_decides_the_exit_code(
     assert [name for name, _ in broken] == ["safetensors", "numpy", "no-such-package"]
     assert "does not load" in broken[0][1] and "pip install 'numpy>=99'" in broken[1][1]
     assert broken[2][1] == "is not installed: pip install 'no-such-package'"
+
+
+def test_what_a_column_says_of_itself() -> None:
+    n = 240
+    days = pd.date_range("2020-01-01", periods=n)
+    frame = pd.DataFrame({
+        "visit_id": np.arange(n), "patient_id": np.arange(n) // 2, "ward_id": np.arange(n) % 5, "age": np.arange(n),
+        "day": days, "month": days.to_period("M").to_timestamp(),
+    })  # fmt: skip
+    found = _no_features(frame, ["age"])
+    assert list(found) == ["visit_id", "patient_id", "day", "month"]
+    assert found["patient_id"] == "120 numbers that are names, not amounts"
+    assert found["day"] == found["month"] and found["day"].startswith("dates; make them numbers")
+    rare_one, rare_two = pd.Series([1, 2, 2]), pd.Series([2, 1, 1])
+    assert (_positive(rare_one), _positive(rare_two)) == ("1", "2")  # codes: the rarer
+    assert _positive(pd.Series([1, 1, 0])) == _positive(pd.Series([1, 1, -1])) == "1"

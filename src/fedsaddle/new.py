@@ -421,7 +421,10 @@ def _positive(values: Any) -> str | None:
     counts = {text_of(k): int(n) for k, n in values.value_counts().items()}
     if len(counts) != 2:
         return None
-    return next((yes for yes in _YES if yes in counts), min(counts, key=lambda k: counts[k]))
+    said = [
+        yes for yes in _YES if yes in counts and not (yes == "1" and "2" in counts)
+    ]  # 1 and 2 are mere codes
+    return said[0] if said else min(counts, key=lambda k: counts[k])
 
 
 def _as_stored(values: Any, text: str) -> Any:
@@ -441,12 +444,18 @@ def _no_features(frame: Any, used: Sequence[str]) -> dict[str, str]:
         if name in used:
             continue
         values = frame[name]
-        if name in texts and values.nunique() > MOST_VALUES:
+        if values.dtype.kind in "mM":
+            out[name] = "dates; make them numbers to use it, such as days since the first"
+        elif name in texts and values.nunique() > MOST_VALUES:
             out[name] = f"text with {values.nunique()} distinct values; group them to use it"
         elif int((gaps := missing(column(values, name))).sum()):
             out[name] = f"{int(gaps.sum())} values are missing; impute them to use it"
-        elif values.dtype.kind in "iu" and values.nunique() == len(values) and "id" in _words(name):
-            out[name] = "a number for each row"
+        elif values.dtype.kind in "iu" and "id" in _words(name):
+            n = values.nunique()
+            if n == len(values):
+                out[name] = "a number for each row"
+            elif n > MOST_VALUES:
+                out[name] = f"{n} numbers that are names, not amounts"
     return out
 
 
