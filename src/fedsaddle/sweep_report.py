@@ -11,7 +11,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -388,6 +388,16 @@ def _parallel(result: Result) -> Figure:
     ticks = [labels for _, labels in scales] + [
         {height(s): f"{v:.4g}" for s, v in zip(steps, shown_as, strict=True)}
     ]
+    names = [*map(escape, _names(keys)), escape(plan.metric)]
+    layout = _posts(names, ticks)
+    note = f"Every line is a point; the best {plan.metric} is at the top. {_missing(result)}"
+    note += f" The best {_LINES} of {len(rows)} are drawn." if len(rows) > len(shown) else ""
+    legend = [(name, hue, "solid") for name, hue, _, members in reversed(parts) if members]
+    return Figure("Parallel coordinates", [Panel("", data, layout, 380)], legend, note.strip(), wide=True)
+
+
+def _posts(names: Sequence[str], ticks: Sequence[Mapping[float, str]]) -> Record:
+    """The layout of parallel axes from 0 to 1: their names at the top, the numbers beside each."""
     numbers = [
         {
             "x": i, "y": place, "text": short(text, 10), "showarrow": False, "xanchor": "left", "xshift": 7,
@@ -407,21 +417,16 @@ def _parallel(result: Result) -> Figure:
             "line": {"color": "@soft", "width": 1},
             "layer": "below",
         }
-        for i in range(len(keys) + 1)
+        for i in range(len(names))
     ]
-    names = [*map(escape, _names(keys)), escape(plan.metric)]
-    layout = {
+    return {
         "xaxis": {
             "tickvals": list(range(len(names))), "ticktext": names, "showgrid": False, "side": "top", "ticks": "",
-            "showline": False, "range": [-0.08, len(keys) + 0.08],
+            "showline": False, "range": [-0.08, len(names) - 0.92],
         },
         "yaxis": {"visible": False, "range": [-0.06, 1.06]}, "annotations": numbers, "shapes": posts,
         "margin": {"l": 24, "r": 56, "t": 30, "b": 10},
     }  # fmt: skip
-    note = f"Every line is a point; the best {plan.metric} is at the top. {_missing(result)}"
-    note += f" The best {_LINES} of {len(rows)} are drawn." if len(rows) > len(shown) else ""
-    legend = [(name, hue, "solid") for name, hue, _, members in reversed(parts) if members]
-    return Figure("Parallel coordinates", [Panel("", data, layout, 380)], legend, note.strip(), wide=True)
 
 
 def tradeoff(result: Result) -> Figure:
