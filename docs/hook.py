@@ -31,12 +31,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import typer
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 from fedsaddle.algorithms import ALGORITHMS
-from fedsaddle.cli import app
+from fedsaddle.cli import commands as all_commands
 from fedsaddle.describe import Kind, parameters, summary, things
 from fedsaddle.reproduce import experiments
 from fedsaddle.toml import quoted
@@ -369,7 +368,7 @@ def commands() -> str:
         for own, sub in inner.items():
             yield from helps(sub, f"{name} {own}")
 
-    return "\n\n".join(helps(typer.main.get_command(app), "fedsaddle"))
+    return "\n\n".join(helps(all_commands(), "fedsaddle"))
 
 
 def file(name: str) -> str:

@@ -277,7 +277,9 @@ def test_help_and_version(fedsaddle: Command) -> None:
     assert all(
         name in fedsaddle().out for name in ("run", "compare", "list", "show", "report", "cite", "reproduce")
     )
-    assert fedsaddle("run", "--help").code == 0
+    said = " ".join(fedsaddle("run", "--help").out.split())
+    assert said.count("FILE.toml The run's config. [required]") == 1
+    assert "\\" not in said + fedsaddle("probe", "--help").out
     assert fedsaddle("--version").out.count(".") >= 2
 
 
@@ -387,6 +389,13 @@ def test_mistakes_in_files(fedsaddle: Command) -> None:
     refused(fedsaddle("run", "none.toml"), "none.toml: No such file or directory")
     Path("folder").mkdir()
     refused(fedsaddle("run", "folder"), "folder: Is a directory")
+    Path("folder/mine.toml").write_text("")
+    refused(fedsaddle("run", "folder"), "folder: Is a directory; did you mean 'folder/mine.toml'?")
+    refused(fedsaddle("run", "folder/mime.toml"), "directory; did you mean 'folder/mine.toml'?")
+    refused(fedsaddle("resume", "foldr"), "directory; did you mean 'folder/config.toml'?")
+    refused(fedsaddle("compare", "foldr"), "foldr: is not a folder; did you mean 'folder'?")
+    Path("table.csv").write_text("a,b\n1,2\n")
+    refused(fedsaddle("run", "table.csv"), "fedsaddle new --data table.csv")
     Path("broken.toml").write_text("[data\nname = 3")
     refused(fedsaddle("run", "broken.toml"), "broken.toml: is not valid TOML: ")
     Path("latin.toml").write_bytes('name = "Köln"'.encode("latin-1"))
@@ -482,7 +491,7 @@ def test_a_run_that_diverges_says_where_its_history_is(fedsaddle: Command) -> No
         "seconds.jsonl",
         "checkpoint",
     }
-    refused(fedsaddle("show", "runs/tiny"), "has no result.json, the run did not finish")
+    refused(fedsaddle("show", "runs/tiny"), "the run did not finish; fedsaddle resume runs/tiny goes on")
 
 
 def test_out_that_cannot_be_used(fedsaddle: Command) -> None:
@@ -503,8 +512,11 @@ def test_out_that_cannot_be_used(fedsaddle: Command) -> None:
     ("arguments", "message"),
     [
         (["frobnicate"], "No such command 'frobnicate'"),
+        (["rnu"], "No such command 'rnu'. Did you mean 'run'? try: fedsaddle --help"),
+        (["mine.toml"], "No such command 'mine.toml'; try: fedsaddle run mine.toml"),
         (["run"], "Missing argument"),
         (["run", "x.toml", "--fast"], "No such option"),
+        (["export", "x"], "Missing option '--onnx'; try: fedsaddle export --help"),
         (["list", "algorithmz"], "'algorithmz' is not one of 'algorithms'"),
         (["show", "codasac"], "'codasac' is unknown; did you mean 'codasca'?"),
         (["show", "xyzzy"], "'xyzzy' is unknown; try: fedsaddle list algorithms"),

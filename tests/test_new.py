@@ -244,7 +244,9 @@ def test_the_doctor_says_what_is_there_and_how_to_get_the_rest(
     (tmp_path / "no data here" / "w8a" / "w8a.bz2").write_text("other data")
     done = fedsaddle("doctor")
     assert done.code == 0, done.out + done.err
-    lines = {row[1]: row for line in done.out.splitlines() if (row := re.split(r"  +", line, maxsplit=2))}
+    table, verdict = done.out.split("\n\n")
+    assert verdict == "Everything that a run needs is there; what is missing is optional.\n"
+    lines = {row[1]: row for line in table.splitlines() if (row := re.split(r"  +", line, maxsplit=2))}
     assert {row[0] for row in lines.values()} == {"good", "missing"}
     assert {"torch", "GPU", "threads", "data folder", *doctor.EXTRAS} - {"GPU"} <= lines.keys()
     assert {name for name, info in DATASETS.items() if not info.bundled} <= lines.keys()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -26,7 +27,7 @@ from fedsaddle.deploy.commands import Track, tracked
 from fedsaddle.deploy.commands import app as deploy_app
 from fedsaddle.describe import Kind, described, parameters, summary, things
 from fedsaddle.engines import torchrun
-from fedsaddle.errors import FedsaddleError, did_you_mean, first_line
+from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, similar_file
 from fedsaddle.export import export_onnx
 from fedsaddle.federation import Federation
 from fedsaddle.folder import read_result
@@ -77,6 +78,13 @@ METRICS = {  # the names of metrics for people, in the order in which they are s
     "accuracy_best20": "accuracy, best 20 % of clients",
     "accuracy_std": "accuracy, deviation of clients",
     "accuracy_gini": "accuracy, Gini coefficient of clients",
+    "loss": "loss, training",
+    "grad_norm": "norm of its gradient",
+    "robust_loss": "loss by the worst weights",
+    "largest_weight": "largest weight of a client",
+    "phi": "objective phi: the dual at its best",
+    "grad_phi": "norm of the gradient of phi",
+    "dual_distance": "distance of the dual from its best",
     "distance": "distance to the saddle",
     "field_norm": "norm of the saddle field",
 }
@@ -390,7 +398,12 @@ def doctor() -> None:
 
     findings = examined()
     print("\n".join(_aligned([[f.status, f.what, f.text] for f in findings])))
-    if any(f.status == "broken" for f in findings):
+    broken = [f.what for f in findings if f.status == "broken"]
+    verdict = f"Broken, and needed by every run: {', '.join(broken)}."
+    print(
+        "\n" + (verdict if broken else "Everything that a run needs is there; what is missing is optional.")
+    )
+    if broken:
         raise typer.Exit(1)
 
 
@@ -402,8 +415,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(_main(sys.argv[1:] if arguments is None else arguments))
 
 
-def _main(arguments: Sequence[str]) -> int:
+def commands() -> Any:
+    """All commands, for click. Beside click 8.5 typer loses the help of arguments; before `[...]` it puts a backslash."""
+
+    def mend(command: Any) -> None:
+        for inner in getattr(command, "commands", {}).values():
+            mend(inner)
+        hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
+        for parameter in command.params:
+            about = [a.help for a in get_args(hints.get(parameter.name)) if hasattr(a, "help")]
+            lost = "" if parameter.help or not about else about[0] or ""
+            parameter.get_help_record = _with_help(parameter.get_help_record, lost)
+
     command = typer.main.get_command(app)
+    mend(command)
+    return command
+
+
+def _with_help(record: Callable[[Any], Any], lost: str) -> Callable[[Any], Any]:
+    def told(context: Any) -> Any:
+        found = record(context)
+        return found and (found[0], f"{lost}  {found[1]}".strip().replace("\\[", "["))
+
+    return told
+
+
+def _main(arguments: Sequence[str]) -> int:
+    command = commands()
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: (
             _say(f"warning: {message}") if torchrun.rank() == 0 else None
@@ -425,11 +463,23 @@ def _main(arguments: Sequence[str]) -> int:
             return _fail(str(error), error)
         except OSError as error:
             reason = error.strerror or str(error)
-            return _fail(f"{error.filename}: {reason}" if error.filename else reason, error)
+            hint = similar_file(error.filename) if isinstance(error.filename, str | os.PathLike) else ""
+            return _fail(
+                (f"{error.filename}: {reason}" if error.filename else reason) + (hint and f"; {hint}"), error
+            )
         except Exception as error:
             if not hasattr(error, "format_message"):  # not typer's usage errors: a defect of ours
                 raise
-            return _fail(f"{error.format_message().rstrip('.')}; try: fedsaddle --help", error)
+            return _fail(_usage(error, arguments), error)
+
+
+def _usage(error: Any, arguments: Sequence[str]) -> str:
+    """What typer says of a command line, and where to read on."""
+    said = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", error.format_message())  # typer's hint and click's
+    where = error.ctx.command_path if getattr(error, "ctx", None) else "fedsaddle"
+    script = next((a for a in arguments[:1] if a.endswith(".toml")), None)
+    remedy = f"fedsaddle run {script}" if script else f"{where} --help"
+    return f"{said.rstrip('.')}{'' if said.endswith('?') else ';'} try: {remedy}"
 
 
 def _fail(message: str, error: BaseException, code: int = 2) -> int:

@@ -488,7 +488,8 @@ def _override(tree: Tree, assignment: str) -> None:
     """Put one "a.b=value" into the tree; a value that is no TOML is text."""
     path, equals, text = assignment.partition("=")
     names = [name.strip() for name in path.split(".")]
-    if not equals or not all(names):
+    whole = names[0] in ("name", "sweep", *SECTIONS)
+    if not equals or not all(names) or (len(names) == 1 and not whole):
         raise FedsaddleError(f"--set {assignment}: must be section.key=value, such as algorithm.lr=0.05")
     try:
         parsed = from_toml(f"value = {text}")

@@ -2,7 +2,9 @@
 
 import difflib
 import importlib
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -39,6 +41,22 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     there = {k.lower(): k for k in known}
     near = difflib.get_close_matches(name.lower(), list(there), n=1)
     return f"did you mean {there[near[0]]!r}?" if near else ""
+
+
+def similar_file(path: str | os.PathLike[str]) -> str:
+    """A hint at the path that was meant: the only .toml file of a folder, else the nearest name; "" when none is near."""
+    there = Path(path)
+    try:
+        if there.is_dir():
+            inside = [str(file) for file in there.glob("*.toml")]
+            return f"did you mean {inside[0]!r}?" if len(inside) == 1 else ""
+        rest: list[str] = []
+        while not there.parent.is_dir():
+            rest, there = [there.name, *rest], there.parent
+        near = difflib.get_close_matches(there.name, os.listdir(there.parent), n=1)
+    except OSError:  # a folder that may not be read
+        return ""
+    return f"did you mean {str(there.with_name(near[0]).joinpath(*rest))!r}?" if near else ""
 
 
 def first_line(error: BaseException) -> str:

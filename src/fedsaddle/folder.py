@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, similar_file
 from fedsaddle.parse import from_json
 
 HISTORY, SECONDS, CHECKPOINTS, INDEX, LOCK, TANGENT = (
@@ -153,14 +153,16 @@ class Folder:
 def read_result(folder: Path) -> Record:
     """The result.json of a run that has ended."""
     if not folder.is_dir():
-        raise FedsaddleError(f"{folder}: is not a folder; name the folder of a run")
+        hint = similar_file(folder) or "name the folder of a run"
+        raise FedsaddleError(f"{folder}: is not a folder; {hint}")
     try:
         result: Record = from_json((folder / "result.json").read_bytes())
         if not {"config", "metrics"} <= result.keys():
             raise ValueError
     except FileNotFoundError:
         why = "the run did not finish" if (folder / HISTORY).exists() else "it is not a run"
-        raise FedsaddleError(f"{folder}: has no result.json, {why}") from None
+        remedy = f"; fedsaddle resume {folder} goes on" if (folder / "config.toml").exists() else ""
+        raise FedsaddleError(f"{folder}: has no result.json, {why}{remedy}") from None
     except (ValueError, AttributeError):
         raise FedsaddleError(f"{folder / 'result.json'}: is not the result of a run") from None
     return result

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedsaddle import config as configs
 from fedsaddle.data import DATASETS
-from fedsaddle.errors import FedsaddleError, did_you_mean, first_line
+from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, similar_file
 from fedsaddle.ingest import (
     MOST_VALUES,
     column,
@@ -343,7 +343,7 @@ def _known_data(said: str) -> str:
     if path.is_file() and file_format(path) not in ("csv", "parquet"):
         raise FedsaddleError(f"--data: must be a .csv or .parquet file, got {said}; convert it")
     if not path.exists() and not any(c in said for c in "*?["):
-        hint = did_you_mean(said, DATASETS) if os.sep not in said and "." not in said else ""
+        hint = did_you_mean(said, DATASETS) if os.sep not in said and "." not in said else similar_file(path)
         raise FedsaddleError(
             f"--data: {said} is no file, no folder and no data set; {hint or 'check the path'}"
         )

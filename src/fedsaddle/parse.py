@@ -33,4 +33,6 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return from_toml(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise FedsaddleError(f"{path}: is not valid TOML: {error}") from None
+        table = path.suffix in (".csv", ".parquet")
+        remedy = f"; for a config of this table: fedsaddle new --data {path}" if table else ""
+        raise FedsaddleError(f"{path}: is not valid TOML: {error}{remedy}") from None
