@@ -178,6 +178,11 @@ def test_compare_says_when_the_data_differ(fedsaddle: Command) -> None:
     lines = fedsaddle("compare", "runs/tiny", "runs/tiny-2", "--out", "both.html").out.splitlines()
     assert "These runs have different data:" in lines
     assert lines[-2].startswith("  tiny-2: ") and "evaluated on their test data" in lines[-2]
+    hospitals()
+    fedsaddle("run", save(FRAME), "--out", "two", "--quiet")
+    fedsaddle("run", save(FRAME), "--set", "data.drop=['bmi']", "--out", "one", "--quiet")
+    said = fedsaddle("compare", "two", "one", "--out", "both.html").out
+    assert "  one: 3 clients, 54 training samples of 1, " in said
 
 
 @pytest.mark.parametrize("kind", list(Kind))
@@ -314,7 +319,7 @@ MISTAKES = {  # what is set on TABLE -> what the line says
     "missing required key": (["participation.name=uniform"], "participation.m: is missing; uniform needs it: a whole"),
     "one client": (["partition.clients=1"], "a federation needs at least 2 clients, got 1"),
     "batch of 0": (["train.batch_size=0"], "batch_size must be >= 1"),
-    "no rounds": (["train.rounds=0"], "rounds must be >= 1, got 0"),
+    "no rounds": (["train.rounds=0"], "rounds must be a whole number >= 1, got 0"),
     "unknown engine": (["train.engine=fast"], "engine must be one of stacked, serial, torchrun, got fast"),
     "unknown device": (["train.device=quantum"], "train.device: 'quantum' cannot be used"),
     "unknown precision": (["train.dtype=float16"], "dtype must be float32 or float64, got float16"),

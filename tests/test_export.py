@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_breast_cancer, load_iris
@@ -20,6 +21,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.citing import LOSSES_CITED, PROBLEMS_CITED, SETS_CITED
 from fedsaddle.data import DATASETS, load
 from fedsaddle.deploy.drive import outline
+from fedsaddle.export import RawModel
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.problems.pairs import SCORE_LOSSES
 from fedsaddle.sites import Site, agree
@@ -58,6 +60,35 @@ def test_a_folder_gives_a_model_of_raw_features(run: fs.Run) -> None:
     assert not np.allclose(trained, scores(run.model, X.astype(np.float32)), atol=0.1)
     assert np.allclose(scores(fs.load_model(run.out), X), trained, atol=1e-5)
     assert np.allclose(scores(run.raw_model, X), trained, atol=1e-5)
+
+
+def test_rows_of_a_table_with_text_give_the_scores_of_training(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    n = 60
+    table = pd.DataFrame({"age": rng.normal(60, 15, n), "sex": rng.choice(["f", "m"], n)})
+    table["ward"] = rng.choice(["ICU", "a=b"], n)
+    patients = table.assign(clinic=rng.choice(["n", "s"], n), died=np.arange(n) % 3 == 0)
+    sites = fs.Federation.from_frame(patients, group="clinic", label="died").scaled("standard")
+    done = fs.train(
+        fs.AUC(torch.nn.Linear(5, 1)), fs.CODASCA(), sites, rounds=2, out=tmp_path / "run"
+    ).finish()
+    trained = torch.cat([done.model(sites.client(i)["x"]) for i in range(2)]).detach()
+    order = np.argsort(patients["clinic"], kind="stable")
+    loaded = fs.load_model(tmp_path / "run", torch.nn.Linear(5, 1))
+    turned = patients.iloc[order][["ward", "clinic", "sex", "age"]]  # other columns, in another order
+    for model in (done.raw_model, loaded):
+        assert torch.allclose(model(model.rows(turned)), trained, atol=1e-5)
+    new = loaded.rows(table.head(1).assign(sex="unknown"))
+    assert new[0, [loaded.features.index("sex=f"), loaded.features.index("sex=m")]].tolist() == [0, 0]
+    for column in ("age", "sex"):
+        with pytest.raises(
+            FedsaddleError, match=f"column '{column}' has no value at row 1: impute it as for"
+        ):
+            loaded.rows(table.astype({column: object}).assign(**{column: [table[column][0], None] * 30}))
+        with pytest.raises(FedsaddleError, match=f"the frame has no column '{column}'"):
+            loaded.rows(table.drop(columns=column))
+    with pytest.raises(FedsaddleError, match="rows: the model was trained on columns without names"):
+        RawModel(torch.nn.Linear(2, 1), None).rows(table)
 
 
 def test_onnx_gives_the_scores_of_training(

@@ -103,6 +103,25 @@ def test_what_is_written_runs_as_it_stands(
     assert {k: ran.metrics[k] for k in same} == {k: metrics[k] for k in same}
 
 
+def test_what_to_do_about_a_table_is_said(fedsaddle: Callable[..., Done]) -> None:
+    frame, days = patients(), pd.Timestamp("2024-01-01") + pd.to_timedelta(np.arange(240) % 99, "D")
+    for form in ("%d.%m.%Y", "%Y-%m-%d", "%m/%d/%y"):
+        frame[form] = days.strftime(form)
+    frame["code"] = [f"1{i % 99}.5 b" for i in range(240)]
+    frame["name"] = [f"P{i}" for i in range(240)]
+    frame.loc[frame["hospital"] == "north", "died"] = "no"
+    frame.to_csv("all.csv", index=False)
+    said = fedsaddle("new", "p", "--data", "all.csv").out
+    assert said.count("is dropped: dates; make them numbers") == 3
+    assert "'code' is dropped: text with 99 distinct values; group them" in said
+    assert "'name' is dropped: a text for each row" in said
+    assert 'frame["lactate"] = frame["lactate"].fillna(...)' in said
+    assert "  'north' has one class only: no AUC there" in said
+    patients().drop(columns="lactate").to_csv("good.csv", index=False)
+    said = fedsaddle("new", "q", "--data", "good.csv").out
+    assert "impute" not in said and "one class" not in said
+
+
 def test_every_aim_is_run() -> None:
     assert {aim for _, aim, _ in CASES.values()} == set(AIMS)
 

@@ -110,7 +110,12 @@ def test_failures_are_counted_and_left_out(federation: fs.Federation) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rounds": 0}, "train: rounds must be >= 1, got 0"),
+        ({"rounds": 0}, "train: rounds must be a whole number >= 1, got 0"),
+        ({"rounds": "3"}, "train: rounds must be a whole number >= 1, got '3'"),
+        (
+            {"participation": 3},
+            r"train: participation must be a Participation, such as fs.Uniform\(3\), got int",
+        ),
         ({"batch_size": 0}, "train: batch_size must be >= 1"),
         ({"sampling": "some"}, "train: sampling must be one of"),
         ({"engine": "warp"}, "train: engine must be one of stacked, serial, torchrun, got warp"),

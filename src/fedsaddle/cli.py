@@ -257,6 +257,7 @@ def _compare(folders: Sequence[Path], out: Path) -> None:
     print("\n".join(_aligned(rows)))
     data = [
         "{clients} clients, {samples} training samples".format(**r["config"]["federation"])
+        + (f" of {'x'.join(map(str, r['sample']['shape'])) or 1}" if r.get("sample") else "")
         + f", clients evaluated on their {r['clients_evaluated_on']} data"
         for r in results
     ]

@@ -427,7 +427,7 @@ class Clients(ABC):
                 lr = getattr(getattr(work, "__self__", None), "lr", None)
                 raise Diverged(
                     f"{owner}: diverged in round {self.round + 1}, what client {client} answers to {work.__name__} is not "
-                    f"finite; lower the step size (lr is {lr})"
+                    f"finite; scale the features, or lower the step size (lr is {lr})"
                 )
 
         tree_map(check, replies)

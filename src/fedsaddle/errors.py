@@ -53,7 +53,7 @@ def similar_file(path: str | os.PathLike[str]) -> str:
         rest: list[str] = []
         while not there.parent.is_dir():
             rest, there = [there.name, *rest], there.parent
-        near = difflib.get_close_matches(there.name, os.listdir(there.parent), n=1)
+        near = difflib.get_close_matches(there.name, os.listdir(there.parent), n=1, cutoff=0.75)
     except OSError:  # a folder that may not be read
         return ""
     return f"did you mean {str(there.with_name(near[0]).joinpath(*rest))!r}?" if near else ""

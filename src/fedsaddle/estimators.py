@@ -21,7 +21,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
@@ -365,7 +365,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         super().__setstate__(state)
         if state.get("_built") is not None:
             weights = {k: torch.from_numpy(v) for k, v in state["model_"].items()}
-            self.model_ = _restored(self._build(), weights)
+            self.model_ = _restored(self._build(), weights, getattr(self, "feature_names_in_", ()))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator as one safetensors file, which `load` reads without executing anything.
@@ -444,7 +444,8 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if model is not None:
             self.model = model
         try:
-            self.model_ = _restored(copy.deepcopy(model) if model is not None else self._build(), weights)
+            built = copy.deepcopy(model) if model is not None else self._build()
+            self.model_ = _restored(built, weights, getattr(self, "feature_names_in_", ()))
         except RuntimeError as error:
             raise FedsaddleError(
                 f"{path}: does not fit the model ({' '.join(str(error).split())[:200]})"
@@ -701,9 +702,9 @@ def _calibration(scores: Array, y: Array) -> Array:
     return np.array(out)
 
 
-def _restored(module: nn.Module, weights: Mapping[str, Tensor]) -> RawModel:
+def _restored(module: nn.Module, weights: Mapping[str, Tensor], features: Sequence[str]) -> RawModel:
     """A model of raw features from a state_dict."""
     scaling = Scaling(weights["shift"], weights["width"]) if "shift" in weights else None
-    raw = RawModel(module, scaling).double().eval()
+    raw = RawModel(module, scaling, features=features).double().eval()
     raw.load_state_dict(weights)
     return raw

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from fedsaddle.errors import FedsaddleError, first_line, optional_import
 from fedsaddle.federation import Scaling
 from fedsaddle.folder import read_result, write_whole
+from fedsaddle.ingest import encoded
 from fedsaddle.train import Run, spinner
 
 if TYPE_CHECKING:
@@ -36,15 +37,22 @@ class RawModel(nn.Module):
         model: what was trained.
         scaling: of the features it was trained on; None where they were not scaled.
         tangent: where it was trained on tangent features, what computes them from scaled ones.
+        features: names of the columns of x, where they have some.
     """
 
     model: nn.Module
     shift: Tensor | None
     width: Tensor | None
 
-    def __init__(self, model: nn.Module, scaling: Scaling | None, tangent: Tangent | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        scaling: Scaling | None,
+        tangent: Tangent | None = None,
+        features: Sequence[str] = (),
+    ) -> None:
         super().__init__()
-        self.model, self.tangent = model, tangent
+        self.model, self.tangent, self.features = model, tangent, tuple(features)
         self.register_buffer("shift", None if scaling is None else scaling.shift)
         self.register_buffer("width", None if scaling is None else scaling.width)
 
@@ -56,9 +64,17 @@ class RawModel(nn.Module):
         out: Tensor = self.model(x if self.tangent is None else self.tangent(x))
         return out
 
+    def rows(self, frame: Any) -> Tensor:
+        """Rows of a DataFrame as the x that this model takes; text becomes columns of 0 and 1, as in training."""
+        if not self.features:
+            raise FedsaddleError(
+                "rows: the model was trained on columns without names; call it with a tensor of them"
+            )
+        return torch.from_numpy(encoded(frame, self.features)).to(next(self.model.parameters()).dtype)
 
-def load_model(folder: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
-    """The trained model of a run's folder, for features as they were before scaling.
+
+def load_model(folder: str | os.PathLike[str], model: nn.Module | None = None) -> RawModel:
+    """The trained model of a run's folder, for features as they were before scaling; its `rows` makes them of a table.
 
     Args:
         folder: of a run that has ended.
@@ -73,13 +89,14 @@ def load_model(folder: str | os.PathLike[str], model: nn.Module | None = None) -
         >>> fs.load_model(folder, torch.nn.Linear(30, 1))(torch.zeros(5, 30)).shape
         torch.Size([5, 1])
     """
-    return _of_folder(Path(folder), model).module
+    loaded: RawModel = _of_folder(Path(folder), model).module
+    return loaded
 
 
 class _Trained(NamedTuple):
     """What is exported."""
 
-    module: nn.Module  # of raw features
+    module: Any  # of raw features
     shape: tuple[int, ...]  # of a sample
     dtype: torch.dtype
     outputs: tuple[str, ...]
@@ -112,7 +129,8 @@ def _of_folder(folder: Path, model: nn.Module | None) -> _Trained:
         scaling = Scaling(
             *(torch.tensor(sample[k], dtype=torch.float64).view(ends) for k in ("shift", "width"))
         )
-    module = RawModel(with_weights(model, folder / "model.safetensors"), scaling).eval()
+    trained = with_weights(model, folder / "model.safetensors")
+    module = RawModel(trained, scaling, features=sample["features"] or ()).eval()
     about = {"classes": classes, "features": sample["features"], "algorithm": result["config"]["algorithm"]}
     return _Trained(module, shape, next(module.model.parameters()).dtype, ("score",), about)
 

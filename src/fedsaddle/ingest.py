@@ -230,6 +230,27 @@ def _as_trained(values: Array, found: Sequence[str], known: Sequence[str], texts
     return out
 
 
+def encoded(frame: Any, features: Sequence[str]) -> Array:
+    """Rows of a DataFrame as the features of a trained model, named as `one_hot` names them.
+
+    A value of text that training did not see is 0 in all columns of its feature. Other columns are left out.
+    """
+    optional_import("pandas", "a DataFrame")
+    out: list[Array] = []
+    for name in features:
+        of_text = [c for c in map(str, frame.columns) if name.startswith(f"{c}=")]
+        if name not in frame.columns and not of_text:
+            raise FedsaddleError(no_column("the frame", name.split("=")[0], frame.columns))
+        c = name if name in frame.columns else max(of_text, key=len)
+        check_present(column(frame[c], c), f"column {c!r}", "impute it as for training")
+        if c == name:
+            out.append(numeric_frame(frame[[c]])[:, 0])
+        else:
+            value = name[len(c) + 1 :]
+            out.append(np.array([text_of(v) == value for v in frame[c].tolist()], dtype=np.float64))
+    return np.stack(out, axis=1)
+
+
 def _texts(values: Any, name: Any) -> list[str]:
     """A column's values as texts; refuses gaps, dates, and numbers among which some cannot be read."""
     pandas = optional_import("pandas", "a DataFrame")

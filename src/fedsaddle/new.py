@@ -189,9 +189,22 @@ def project(folder: Path, wanted: Wanted, script: bool = False, terminal: bool |
     for file, content in zip(files, written, strict=False):
         with open(file, "x", encoding="utf-8") as stream:  # fails if somebody made it just now
             stream.write(content)
-    lines = [*source.words, f"{federation!r}", ""]
+    lines = [*source.words, f"{federation!r}", *_alike(federation), ""]
     lines += [f"{folder / CONFIG}: fedsaddle run {folder / CONFIG}"]
     return lines + ([f"{folder / SCRIPT}: python {folder / SCRIPT}"] if script else [])
+
+
+def _alike(federation: Any) -> list[str]:
+    """A word on sites whose training samples are all of one class."""
+    of_one = (federation.class_counts() > 0).sum(axis=1) < 2
+    names = [name for name, alone in zip(federation.names, of_one, strict=True) if alone]
+    if not names:
+        return []
+    what = "has" if len(names) == 1 else "have"
+    return [
+        f"  {short(names)} {what} one class only: no AUC there, and however few its rows, a site counts as one; "
+        "leave its rows out, or join it to another site, if that is not meant"
+    ]
 
 
 def _rehearsed(text: str, folder: Path, name: str) -> Any:
@@ -333,6 +346,11 @@ def _source(
     who = f"sites by {group!r}" if group else f"{files} files, each a site"
     words = [f"{path}: {who}; predicts {label!r}, positive is {positive!r}"]
     words += [f"  {name!r} is dropped: {why}" for name, why in dropped.items()]
+    if gap := next((_python(name) for name, why in dropped.items() if "missing" in why), None):
+        words.append(
+            f"  to impute with pandas: frame[{gap}] = frame[{gap}].fillna(...), "
+            'with the median of numbers, with "unknown" for text; then write the table again'
+        )
     return Source(data, [], python, words)
 
 
@@ -444,8 +462,10 @@ def _no_features(frame: Any, used: Sequence[str]) -> dict[str, str]:
         if name in used:
             continue
         values = frame[name]
-        if values.dtype.kind in "mM":
+        if values.dtype.kind in "mM" or (name in texts and values.nunique() > MOST_VALUES and _are_dates(values)):
             out[name] = "dates; make them numbers to use it, such as days since the first"
+        elif name in texts and values.nunique() == len(values):
+            out[name] = "a text for each row"
         elif name in texts and values.nunique() > MOST_VALUES:
             out[name] = f"text with {values.nunique()} distinct values; group them to use it"
         elif int((gaps := missing(column(values, name))).sum()):
@@ -457,6 +477,12 @@ def _no_features(frame: Any, used: Sequence[str]) -> dict[str, str]:
             elif n > MOST_VALUES:
                 out[name] = f"{n} numbers that are names, not amounts"
     return out
+
+
+def _are_dates(values: Any) -> bool:
+    """Whether the first texts of a column are days, such as 2024-01-31, 31.01.2024 or 1/31/24."""
+    first = [str(v) for v in values.dropna().head(20)]
+    return all(re.match(r"(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d\d(\d\d)?)\b", v) for v in first)
 
 
 # -------------------------------------------------------------------------------------------------- answers

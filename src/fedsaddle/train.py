@@ -206,10 +206,16 @@ class Run:
             ("problem", problem, Problem),
             ("algorithm", algorithm, Algorithm),
             ("federation", federation, Federation),
+            ("participation", participation, Participation),
         )
         for name, value, kind in kinds:
-            _require(name, isinstance(value, kind), f"a {kind.__name__}", type(value).__name__)
-        _require("rounds", rounds >= 1, ">= 1", rounds)
+            _require(name, isinstance(value, kind), _KINDS[name], type(value).__name__)
+        _require(
+            "rounds",
+            hasattr(rounds, "__index__") and rounds >= 1,
+            "a whole number >= 1",
+            repr(rounds),
+        )
         _require(
             "batch_size", batching.size is None or batching.size >= 1, ">= 1 (or None for all)", batching.size
         )
@@ -652,7 +658,8 @@ class Run:
         """The trained model for features as they were before scaling (`fedsaddle.export`)."""
         from fedsaddle.export import RawModel
 
-        return RawModel(self.model, self.federation.scaling, self.federation.tangent)
+        of = self.federation
+        return RawModel(self.model, of.scaling, of.tangent, of.feature_names)
 
     @property
     def records(self) -> list[Record]:
@@ -789,6 +796,14 @@ def _dtype(name: str | torch.dtype) -> torch.dtype:
     if name not in known:
         raise FedsaddleError(f"train: dtype must be float32 or float64, got {name}")
     return known[name]
+
+
+_KINDS = {
+    "problem": "a Problem, such as fs.AUC(model)",
+    "algorithm": "an Algorithm, such as fs.CODASCA(lr=0.1)",
+    "federation": "a Federation, such as fs.Federation.from_frame(...)",
+    "participation": "a Participation, such as fs.Uniform(3)",
+}
 
 
 def _require(name: str, ok: bool, rule: str, value: Any) -> None:

@@ -109,7 +109,7 @@ class FedAvg(LocalSGDA):
         if problem.n_y:
             raise FedsaddleError(
                 f"{type(self).__name__}: minimises a loss, but {type(problem).__name__} has {problem.n_y} dual "
-                "variable(s); use LocalSGDA, or pose the problem as ERM"
+                "variable(s); use LocalSGDA (local_sgda), or pose the problem as ERM (erm)"
             )
 
 
