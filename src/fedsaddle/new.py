@@ -462,7 +462,9 @@ def _no_features(frame: Any, used: Sequence[str]) -> dict[str, str]:
         if name in used:
             continue
         values = frame[name]
-        if values.dtype.kind in "mM" or (name in texts and values.nunique() > MOST_VALUES and _are_dates(values)):
+        if values.dtype.kind in "mM" or (
+            name in texts and values.nunique() > MOST_VALUES and _are_dates(values)
+        ):
             out[name] = "dates; make them numbers to use it, such as days since the first"
         elif name in texts and values.nunique() == len(values):
             out[name] = "a text for each row"
