@@ -489,9 +489,9 @@ def test_afl_with_one_gradient_reaches_the_robust_optimum() -> None:
     fed, problem = robust_regression_federation(heterogeneity=0.3), RobustRegression(10, rho=0.1)
     best = problem.optimum(fed)[0].numpy()
 
-    def error(local_steps: int) -> float:
+    def error(local_steps: int) -> float:  # after as many steps in all
         algorithm = AgnosticFL(ambiguity="chi2(0.1)", lr=0.05, local_steps=local_steps, dual_lr=0.2)
-        return float(np.abs(drive(algorithm, problem, fed, 1500, batching=FULL).z[-1] - best).max())
+        return float(np.abs(drive(algorithm, problem, fed, 1500 // local_steps, batching=FULL).z[-1] - best).max())
 
     assert error(1) < 1e-8 and error(10) > 1e-4
 
@@ -503,9 +503,9 @@ def test_agnostic_fedavg_stops_at_a_saddle_of_the_worst_mixture() -> None:
     best, _ = ref_robust.robust_optimum(pairs, problem.mu, ref_robust.afl_set())
     loss, gradient = ref_robust.regression_callbacks(pairs, problem.mu)
 
-    def ends(local_steps: int) -> tuple[np.ndarray, np.ndarray]:
+    def ends(local_steps: int) -> tuple[np.ndarray, np.ndarray]:  # after as many steps in all
         algorithm = AgnosticFedAvg(lr=0.05, local_steps=local_steps, dual_lr=0.5)
-        got = drive(algorithm, problem, fed, 1500, batching=FULL)
+        got = drive(algorithm, problem, fed, 1500 // local_steps, batching=FULL)
         return got.z[-1], got.states[-1].lam[0].numpy()
 
     x, lam = ends(1)
