@@ -1,4 +1,4 @@
-"""CODASCA as its public code runs it, which is not as the paper writes it; the form behind the reported curves.
+"""CODASCA as its public code runs it, which is not as the paper writes it; probably the form behind the curves.
 
     public code                                                        | paper
     -------------------------------------------------------------------+-----------------------------------------
