@@ -30,7 +30,8 @@ run = fs.train(problem, algorithm, clients, rounds=100, participation=fs.Uniform
 #
 # The share of the 10 nearest images at *other* clients that show the same digit as a test image, against raw pixels,
 # and against the last layer of an ordinary classifier, of the largest client alone and of all by FedAvg. The
-# contrastive embedding is as good with an eighth of the numbers.
+# contrastive embedding is about as good as FedAvg's with an eighth of the numbers. This is one split and one seed; on
+# two other splits the two were also within a hundredth of each other.
 
 # %%
 largest = int(clients.sizes.argmax())

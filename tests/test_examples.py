@@ -36,7 +36,7 @@ def xrays(row: Table) -> None:
 
 def fair(row: Table) -> None:
     plain, robust = row("FedAvg"), row("SCAFF-PD, chi2(0.05)")
-    assert robust[2] > plain[2] + 0.02  # the worst group
+    assert robust[4] > plain[4] + 0.02  # the worst group; each mean is followed by its deviation
     assert robust[0] > plain[0] - 0.04  # everybody
 
 

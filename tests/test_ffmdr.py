@@ -241,7 +241,7 @@ def distance(algorithm: fs.Algorithm, rounds: int = 250) -> float:
         (FedSGDAPlus(lr=0.1, local_steps=1, refresh=3), True),
         (FedSGDAPlus(lr=0.1, local_steps=8, refresh=3), False),
         (FedSGDAM(lr=0.05, local_steps=1), True),
-        (FedSGDAM(lr=0.05, local_steps=8), False),
+        (FedSGDAM(lr=0.1, local_steps=3), False),
         (FedNest(lr=0.3, local_steps=10), True),
         (FedNest(lr=0.3, local_steps=10, corrected=False), False),
     ],
