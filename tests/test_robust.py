@@ -394,7 +394,7 @@ def test_a_shared_dual_inside_the_weights() -> None:
         assert lam @ quadratic_values(D, np.concatenate([other[:4], z[4:]])) - psi(lam) > value
 
     def error(algorithm: fs.Algorithm) -> float:
-        got = drive(algorithm, problem, fed, 400, batching=FULL)
+        got = drive(algorithm, problem, fed, 250, batching=FULL)
         return float(max(np.abs(got.z[-1] - z).max(), np.abs(got.states[-1].lam[0].numpy() - lam).max()))
 
     steps = dict(ambiguity="chi2(2)", tau=0.1, sigma=0.1, local_steps=10)
