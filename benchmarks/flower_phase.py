@@ -30,8 +30,9 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 from fedsaddle.config import load
 from fedsaddle.deploy import drive
 from fedsaddle.deploy.commands import local_sites
-from fedsaddle.deploy.home import STOCK_INTERVAL, Home
-from fedsaddle.deploy.link import ENVIRONMENT, superlink
+from fedsaddle.deploy.home import Home
+from fedsaddle.deploy.link import superlink
+from fedsaddle.deploy.program import ENVIRONMENT, STOCK_INTERVAL
 from fedsaddle.deploy.trial import trial
 from fedsaddle.toml import to_toml
 

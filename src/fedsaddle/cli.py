@@ -23,7 +23,7 @@ import typer
 from fedsaddle import __version__
 from fedsaddle.citing import cite as bibtex
 from fedsaddle.config import RUN_FILES, dump, load
-from fedsaddle.deploy.commands import Track, tracked
+from fedsaddle.deploy.commands import Track, check_flower, tracked
 from fedsaddle.deploy.commands import app as deploy_app
 from fedsaddle.describe import Kind, described, parameters, summary, things
 from fedsaddle.engines import torchrun
@@ -184,6 +184,7 @@ def resume(
         return
     progress = False if quiet else None
     if "sites" in config.tree["data"]:
+        check_flower()
         from fedsaddle.deploy import drive
 
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does

@@ -3,6 +3,7 @@
     protocol.py     what is in a message to a site and in its reply
     worker.py       a site's side: runs client work by name on a cohort of one
     memory.py       what a site remembers, durably
+    program.py      processes: how they start and end, Flower's two among them
     knock.py        whether the server knows a site, in plain words
     node.py         a site: Flower's SuperNode, and this process as its ClientApp
     link.py         the server's connection to the sites

@@ -5,22 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fedsaddle.deploy.program import Process, end_with, start, stop
 from fedsaddle.errors import FedsaddleError, optional_import
 from fedsaddle.toml import to_value
 
 app = typer.Typer(rich_markup_mode=None, help="Run over sites that keep their data.", no_args_is_help=True)
 
-Show = Callable[[Any], None]  # prints a finished run
+FLOWER = "1.41"  # the version that the extra `flower` names
 Track = Annotated[
     list[str] | None,
     typer.Option(
@@ -36,10 +36,19 @@ def tracked(track: Sequence[str] | None) -> list[str]:
     return [f"train.track={to_value(list(track))}"] if track else []
 
 
+def check_flower() -> None:
+    """Refuse a Flower whose interfaces may not be those that are used here, many of which it does not document."""
+    found = optional_import("flwr", "fedsaddle deploy", "flower").__version__
+    if not found.startswith(f"{FLOWER}."):
+        raise FedsaddleError(
+            f"fedsaddle deploy needs flwr {FLOWER}, found {found}: pip install 'fedsaddle[flower]'"
+        )
+
+
 @app.callback()
 def _root() -> None:
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    optional_import("flwr", "fedsaddle deploy", "flower")
+    check_flower()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
@@ -100,8 +109,6 @@ def site(
     parent: Annotated[int | None, typer.Option(hidden=True, help="Stop when this process has gone.")] = None,
 ) -> None:
     """Take part in a federation, until it is stopped."""
-    from flwr.supercore.app_utils import start_parent_process_monitor
-
     from fedsaddle.deploy.home import LinkFile
     from fedsaddle.deploy.node import serve
     from fedsaddle.deploy.worker import Worker
@@ -114,7 +121,7 @@ def site(
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     if parent is not None:
-        start_parent_process_monitor(parent)
+        end_with(parent)
     serve(Worker(place), LinkFile.load(file.parent / "link.toml"), stop)
 
 
@@ -174,37 +181,23 @@ class local_sites:
 
     def __init__(self, home: Any) -> None:
         self._home = home
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Process] = {}
 
-    def __enter__(self) -> dict[str, subprocess.Popen[bytes]]:
+    def __enter__(self) -> dict[str, Process]:
         for name in self._home.manifest.sites:
             self.start(name)
         return self.processes
 
-    def start(self, name: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str) -> Process:
         """Start a site, or start it again."""
         place = self._home.site(name)
-        command = [sys.executable, "-m", "fedsaddle", "deploy", "site", str(place / "site.toml")]
+        command = ["-m", "fedsaddle", "deploy", "site", str(place / "site.toml")]
         command += ["--parent", str(os.getpid())]
-        with open(place / "site.log", "ab") as output:
-            self.processes[name] = subprocess.Popen(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        self.processes[name] = start(command, place / "site.log")
         return self.processes[name]
 
     def __exit__(self, *_: object) -> None:
-        for process in self.processes.values():
-            process.terminate()
-        for process in self.processes.values():
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        stop(*self.processes.values(), by=signal.SIGTERM)
 
 
 def _finish(done: Any, name: str, quiet: bool) -> None:

@@ -28,13 +28,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from fedsaddle.deploy.program import STOCK_INTERVAL
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.keys import checked, keys_of
 from fedsaddle.parse import read_toml
 from fedsaddle.toml import to_toml
 
 VALID_DAYS = 3 * 365
-STOCK_INTERVAL = 3.0  # seconds between two looks of Flower's SuperNode for messages
 _CURVE = ec.SECP256R1()  # every message of a site is signed, and this is the fastest to verify
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
@@ -162,10 +162,10 @@ def create(folder: Path, sites: Sequence[str], address: str, listen: str | None 
     manifest: dict[str, Any] = {"address": address, "sites": list(sites)}
     (folder / "federation.toml").write_text(to_toml(manifest | ({"listen": listen} if listen else {})))
     (folder / "run.toml").write_text(_RUN)
-    authority = _certificates(
+    authority = certificates(
         home.server, {found[1].strip("[]"), "localhost", "127.0.0.1", *([listen] if listen else [])}
     )
-    _private(home.server / "secret", secrets.token_bytes(32))
+    private(home.server / "secret", secrets.token_bytes(32))
     home.app.mkdir()
     (home.app / "pyproject.toml").write_text(_APP)
     (home.app / "app.py").write_text(_APP_PY)
@@ -173,7 +173,7 @@ def create(folder: Path, sites: Sequence[str], address: str, listen: str | None 
         place = home.site(name)
         place.mkdir(parents=True)
         key = ec.generate_private_key(_CURVE)
-        _private(place / "key.pem", private_pem(key))
+        private(place / "key.pem", private_pem(key))
         (home.server / "keys" / f"{name}.pub").write_bytes(public_pem(key))
         (place / "ca.crt").write_bytes(authority)
         (place / "link.toml").write_text(to_toml({"address": address}))
@@ -209,7 +209,7 @@ def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _certificates(folder: Path, hosts: set[str]) -> bytes:
+def certificates(folder: Path, hosts: set[str]) -> bytes:
     """An authority and the server's certificate by it, for these hosts; the authority's own as PEM."""
     authority, server = ec.generate_private_key(_CURVE), ec.generate_private_key(_CURVE)
     by = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedsaddle federation")])
@@ -236,8 +236,8 @@ def _certificates(folder: Path, hosts: set[str]) -> bytes:
     (folder / "server.crt").write_bytes(
         signed(own, server, {x509.BasicConstraints(ca=False, path_length=None): True, names: False})
     )
-    _private(folder / "ca.key", _pem(authority))
-    _private(folder / "server.key", _pem(server))
+    private(folder / "ca.key", _pem(authority))
+    private(folder / "server.key", _pem(server))
     return ca
 
 
@@ -253,7 +253,8 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
-def _private(path: Path, data: bytes) -> None:
+def private(path: Path, data: bytes) -> None:
+    """Write a new file that its owner alone can read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
 

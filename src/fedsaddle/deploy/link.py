@@ -10,13 +10,9 @@ registered when it starts, connect again by themselves, and a run goes on from i
 from __future__ import annotations
 
 import hashlib
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -50,28 +46,24 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from fedsaddle.deploy.home import Home
+from fedsaddle.deploy.program import Process, flower
 from fedsaddle.errors import FedsaddleError
 
 _START = 60.0  # seconds that a SuperLink has to start
+_DYING = 1.0  # seconds within which the SuperLink of a run that was killed ends
 _LONGEST_WAIT = 30.0  # seconds for the pieces of a reply whose sender may have died
-_PROGRAM = """
-from flwr.supercore.app_utils import start_parent_process_monitor
-start_parent_process_monitor({parent})
-from flwr.superlink.cli.flower_superlink import flower_superlink
-flower_superlink()
-"""  # ends when the process that started it has gone
-ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
 @contextmanager
 def superlink(home: Home) -> Iterator[None]:
     """A SuperLink with the federation's sites registered: the one at its address, or one of our own for as long as this."""
     if listening(home):
+        time.sleep(_DYING)
+    if listening(home):
         _register(home)
         yield
         return
-    process = _start(home)
-    try:
+    with _started(home) as process:
         deadline = time.monotonic() + _START
         while not listening(home):
             if process.poll() is not None or time.monotonic() > deadline:
@@ -79,13 +71,6 @@ def superlink(home: Home) -> Iterator[None]:
             time.sleep(0.1)
         _register(home)
         yield
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def listening(home: Home) -> bool:
@@ -207,25 +192,19 @@ def _register(home: Home) -> None:
                 control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
 
 
-def _start(home: Home) -> subprocess.Popen[bytes]:
-    files = ("--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key", "--ssl-ca-certfile", "ca.crt",
-             "--superexec-auth-secret-file", "secret")  # fmt: skip
-    host = home.manifest.listen or home.manifest.address.rpartition(":")[0].strip("[]")
-    options = (
-        "--enable-supernode-auth",
-        "--isolation",
-        "process",
-        "--disable-runtime-dependency-installation",
+def _started(home: Home) -> AbstractContextManager[Process]:
+    place, host = (
+        home.server.resolve(),
+        home.manifest.listen or home.manifest.address.rpartition(":")[0].strip("[]"),
     )
-    place = ("--host", "127.0.0.1" if host == "localhost" else host, "--port", str(home.port))
-    (home.server / "flower").mkdir(exist_ok=True)
-    environment = os.environ | ENVIRONMENT | {"FLWR_HOME": str((home.server / "flower").resolve())}
-    with open(_log(home), "ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM.format(parent=os.getpid()), *files, *options, *place],
-            cwd=home.server, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
+    options = (
+        "--host", "127.0.0.1" if host == "localhost" else host, "--port", str(home.port),
+        "--ssl-certfile", str(place / "server.crt"), "--ssl-keyfile", str(place / "server.key"),
+        "--ssl-ca-certfile", str(place / "ca.crt"), "--superexec-auth-secret-file", str(place / "secret"),
+        "--enable-supernode-auth", "--isolation", "process", "--disable-runtime-dependency-installation",
+    )  # fmt: skip
+    (place / "flower").mkdir(exist_ok=True)
+    return flower(["superlink"], options, _log(home), FLWR_HOME=str(place / "flower"))
 
 
 def _log(home: Home) -> Path:

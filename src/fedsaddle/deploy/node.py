@@ -11,19 +11,16 @@ A SuperNode that has ended (the server was away, or has forgotten its nodes) is 
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-import signal
+import shutil
 import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 from flwr.app import Error, Message
@@ -37,120 +34,114 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from fedsaddle.deploy.home import STOCK_INTERVAL, LinkFile
+from fedsaddle.deploy.home import LinkFile, certificates, private
 from fedsaddle.deploy.knock import Unreachable, knock, only_one
-from fedsaddle.deploy.link import ENVIRONMENT
+from fedsaddle.deploy.program import Process, flower
 from fedsaddle.deploy.protocol import Request
 from fedsaddle.deploy.worker import Worker
 from fedsaddle.errors import FedsaddleError, first_line
 
 log = logging.getLogger("fedsaddle.site")
 
-_SLOWEST = 30.0  # seconds between two attempts to connect, at most
+_SLOWEST = 30.0  # seconds between two attempts to connect, at most; and ten intervals at most
+_SILENT = 60.0  # seconds that a SuperNode may give no answer
 _RETRIES = 2  # of a SuperNode whose server does not answer; then it ends, and is started again
-_PROGRAM = """
-import functools, os, time, types
-from flwr.supercore.app_utils import start_parent_process_monitor
-start_parent_process_monitor({parent})
-from flwr.supernode import start_client_internal as node
-from flwr.supernode.cli import flower_supernode
-if {interval} < {stock}:
-    node.time = types.SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, {interval})))
-    node.pull_objects = functools.partial(node.pull_objects, initial_backoff=min(1, {interval} / 4))
-flower_supernode()
-os._exit(1)
-"""  # ends when the process that started it has gone, and when its connection has ended
 
 
 def serve(worker: Worker, link: LinkFile, stop: threading.Event) -> None:
     """Answer the server's messages until `stop`; connects again when the server was away."""
-    pause = 1.0
+    pause, slowest = 1.0, min(_SLOWEST, 10 * link.interval)
     with only_one(link) as last:
         while not stop.is_set():
+            started = time.monotonic()
             try:
                 knock(link, last)
-                with _supernode(link) as (process, address, secret):
+                with _supernode(link) as node:
                     log.info("%s: connected to %s", worker.site.name, link.address)
-                    started = time.monotonic()
-                    _answer_tasks(worker, process, address, secret, stop)
-                if time.monotonic() - started > _SLOWEST:
-                    pause = 1.0
+                    _answer_tasks(worker, node, stop)
                 if not stop.is_set():
                     raise Unreachable(f"{link.address}: the connection has ended (supernode.log may say why)")
             except Unreachable as error:
+                pause = 1.0 if time.monotonic() - started > slowest else pause
                 log.warning("%s; next attempt in %g s", error, pause)
                 stop.wait(pause)
-                pause = min(2 * pause, _SLOWEST)
+                pause = min(2 * pause, slowest)
+
+
+class _Node(NamedTuple):
+    """A SuperNode on this machine."""
+
+    process: Process
+    address: str  # of its Runtime API
+    authority: bytes  # of its certificate: no other program that listens there is believed
+    secret: bytes  # for which alone it gives tasks
+
+    def client(self, component: str, interceptor: ProtobufClientInterceptor) -> RuntimeHttpClient:
+        version = RuntimeVersionHttpInterceptor(component_name=component)
+        return RuntimeHttpClient.from_server_address(
+            self.address, False, self.authority, [version, interceptor]
+        )
 
 
 @contextmanager
-def _supernode(link: LinkFile) -> Iterator[tuple[subprocess.Popen[bytes], str, bytes]]:
-    """Flower's SuperNode as a process, the address of its Runtime API on this machine, and the secret for its tasks."""
-    place, port, secret = Path(link.key).parent.resolve(), _free_port(), secrets.token_bytes(32)
-    with tempfile.TemporaryDirectory(prefix="fedsaddle-") as private:  # readable by its owner only
-        file = Path(private) / "secret"
-        file.write_bytes(secret)
-        options = (
-            "--superlink", link.address, "--root-certificates", str(Path(link.certificate).resolve()),
-            "--auth-supernode-private-key", str(Path(link.key).resolve()), "--max-retries", str(_RETRIES),
-            "--isolation", "process", "--host", "127.0.0.1", "--port", str(port),
-            "--superexec-auth-secret-file", str(file),
-        )  # fmt: skip
-        program = _PROGRAM.format(parent=os.getpid(), interval=link.interval, stock=STOCK_INTERVAL)
-        with open(place / "supernode.log", "ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-c", program, *options],
-                env=os.environ | ENVIRONMENT | {"FLWR_LOG_LEVEL": "WARNING"},
-                stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
-        try:
-            yield process, f"127.0.0.1:{port}", secret
-        finally:
-            process.send_signal(signal.SIGINT)  # it says goodbye
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+def _supernode(link: LinkFile) -> Iterator[_Node]:
+    """Flower's SuperNode as a process, with a secret and a certificate of its own that are made anew each time."""
+    port, secret = _free_port(), secrets.token_bytes(32)
+    folder = Path(link.key).with_suffix(".runtime").resolve()
+    shutil.rmtree(folder, ignore_errors=True)  # a site that was killed has left it
+    folder.mkdir(0o700)
+    private(folder / "secret", secret)
+    authority = certificates(folder, {"127.0.0.1"})
+    options = (
+        "--superlink", link.address, "--root-certificates", str(Path(link.certificate).resolve()),
+        "--auth-supernode-private-key", str(Path(link.key).resolve()), "--max-retries", str(_RETRIES),
+        "--isolation", "process", "--host", "127.0.0.1", "--port", str(port),
+        "--superexec-auth-secret-file", str(folder / "secret"), "--ssl-ca-certfile", str(folder / "ca.crt"),
+        "--ssl-certfile", str(folder / "server.crt"), "--ssl-keyfile", str(folder / "server.key"),
+    )  # fmt: skip
+    kind = ("supernode", str(link.interval))
+    try:
+        with flower(kind, options, folder.parent / "supernode.log", FLWR_LOG_LEVEL="WARNING") as process:
+            yield _Node(process, f"127.0.0.1:{port}", authority, secret)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _answer_tasks(
-    worker: Worker, process: subprocess.Popen[bytes], address: str, secret: bytes, stop: threading.Event
-) -> None:
+def _answer_tasks(worker: Worker, node: _Node, stop: threading.Event) -> None:
     """Take the SuperNode's tasks one by one, for as long as it runs."""
     by_secret = SuperExecAuthHttpInterceptor(
-        master_secret=secret, protected_methods=("/flwr.proto.Runtime/AcquireTask",)
+        master_secret=node.secret, protected_methods=("/flwr.proto.Runtime/AcquireTask",)
     )
-    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-    worked = time.monotonic()
-    with RuntimeHttpClient.from_server_address(address, True, None, [version, by_secret]) as client:
-        while not stop.is_set() and process.poll() is None:
+    worked = heard = time.monotonic()
+    with node.client("SuperExec", by_secret) as client:
+        while not stop.is_set() and node.process.poll() is None:
             try:
                 answer = client.AcquireTask(request)
-            except httpx.HTTPError as error:
-                log.debug("the SuperNode does not answer: %s", error)  # it starts, or is about to end
+            except httpx.HTTPError as error:  # it starts, or is about to end
+                if time.monotonic() - heard > _SILENT:
+                    raise Unreachable(f"the SuperNode gives no tasks ({first_line(error)})") from error
             else:
+                heard = time.monotonic()
                 if answer.HasField("task"):
-                    _answer_task(worker, address, answer.token)
+                    _answer_task(worker, node, answer.token)
                     worked = time.monotonic()
                     continue
             # the next message often comes soon after an answer; who has waited long may wait a little longer
             stop.wait(min(0.5, 0.05 + (time.monotonic() - worked) / 20))
 
 
-def _answer_task(worker: Worker, address: str, token: str) -> None:
+def _answer_task(worker: Worker, node: _Node, token: str) -> None:
     """What Flower's own `flwr-clientapp` does for a task, without starting a process and without the code of the run.
 
     A SuperNode waits for the answer to a task for as long as it runs. So where none can be given, it must be started again.
     """
-    by_token = RuntimeTokenHttpInterceptor(token)
-    version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-    with RuntimeHttpClient.from_server_address(address, True, None, [version, by_token]) as client:
+    with node.client("flwr-clientapp", RuntimeTokenHttpInterceptor(token)) as client:
         heart = HeartbeatSender(partial(_beat, client))
         heart.start()
         try:
