@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import stat
+import threading
+import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +27,17 @@ from cryptography import x509
 from flwr.app import Context, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import get_fused_config_from_dir
+from flwr.supernode import start_client_internal as node
 
 import fedsaddle as fs
 from fedsaddle import cli
 from fedsaddle.config import load
-from fedsaddle.deploy import drive
+from fedsaddle.deploy import commands, drive, program
 from fedsaddle.deploy.app import config_of, server
 from fedsaddle.deploy.drive import outline
-from fedsaddle.deploy.home import Home, LinkFile, create, private_key, public_pem
+from fedsaddle.deploy.home import Home, LinkFile, certificates, create, private_key, public_pem
+from fedsaddle.deploy.knock import only_one
+from fedsaddle.deploy.node import _answer_tasks, _Node
 from fedsaddle.deploy.trial import trial
 from fedsaddle.deploy.worker import Worker
 from fedsaddle.errors import FedsaddleError
@@ -116,6 +126,114 @@ def test_mistakes_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     (home.folder / "federation.toml").unlink()
     assert "is no federation" in said(capsys, "deploy", "run", run)
     assert "config.toml: No such file" in said(capsys, "deploy", "resume", str(tmp_path))
+
+
+def test_another_version_of_flower_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tested = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    (asked,) = tested["project"]["optional-dependencies"]["flower"]
+    assert asked.startswith(f"flwr>={commands.FLOWER},<")
+    monkeypatch.setattr("flwr.__version__", "1.99.0")
+    home = trial(tmp_path / "f", 2, "127.0.0.1:9")
+    run = home.folder / "run.toml"
+    assert "needs flwr 1.41, found 1.99.0" in said(capsys, "deploy", "run", str(run))
+    (tmp_path / "config.toml").write_text(run.read_text())
+    assert "needs flwr 1.41, found 1.99.0" in said(capsys, "resume", str(tmp_path))
+
+
+class Looked(Exception):
+    pass
+
+
+@pytest.mark.parametrize("interval", [0.1, program.STOCK_INTERVAL])
+def test_the_interval_cuts_the_pauses_of_flowers_supernode(
+    interval: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the loop itself, as Flower has it, on a connection that has one message and whose task is never answered."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(node, "time", time)
+    monkeypatch.setattr(node, "pull_objects", node.pull_objects)
+    monkeypatch.setattr("flwr.supernode.cli.flower_supernode", lambda: None)
+    monkeypatch.setattr(program.os, "_exit", lambda code: None)
+    program._supernode(interval)
+    pulled = iter([None, None, 7])
+    monkeypatch.setattr(node, "_pull_and_store_message", lambda **_: next(pulled))
+    monkeypatch.setattr(node, "_init_connection", lambda **_: nullcontext([1] * 8))
+    monkeypatch.setattr(node, "register_signal_handlers", lambda **_: None)
+
+    class State:
+        def state(self) -> State:
+            return self
+
+        def set_node_id(self, _: int) -> None: ...
+
+        def get_messages_legacy(self, is_reply: bool) -> list[object]:
+            if len(slept) == 3:
+                raise Looked
+            return []
+
+        store, objectstore_factory = state, property(lambda self: self)
+
+    with pytest.raises(Looked):
+        node.start_client_internal(
+            state_factory=State(), server_address="", node_config={}, insecure=True, isolation="process"
+        )  # type: ignore[arg-type]
+    stock = interval == program.STOCK_INTERVAL
+    assert slept == ([3, 3, 0.5] if stock else [interval] * 3)
+    assert isinstance(node.pull_objects, partial) != stock
+
+
+def test_a_site_does_not_believe_another_program_at_its_supernodes_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("own", "other"):
+        (tmp_path / place).mkdir()
+    authority = certificates(tmp_path / "own", {"127.0.0.1"})
+    certificates(tmp_path / "other", {"127.0.0.1"})
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None: ...
+
+    def reached(certificate: str) -> str:
+        with HTTPServer(("127.0.0.1", 0), Handler) as other, ThreadPoolExecutor() as pool:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(
+                tmp_path / certificate / "server.crt", tmp_path / certificate / "server.key"
+            )
+            other.socket = context.wrap_socket(other.socket, server_side=True)
+            pool.submit(other.handle_request)
+            with program.start(["-c", "input()"], tmp_path / "log") as process:
+                supernode = _Node(process, f"127.0.0.1:{other.server_port}", authority, b"x" * 32)
+                monkeypatch.setattr(process, "poll", lambda: None)
+                with pytest.raises(FedsaddleError, match="gives no tasks") as failure:
+                    _answer_tasks(
+                        Worker(Fleet(federation(), tmp_path).sites[0]), supernode, threading.Event()
+                    )
+        return str(failure.value)
+
+    monkeypatch.setattr("fedsaddle.deploy.node._SILENT", 0.0)
+    assert "CERTIFICATE_VERIFY_FAILED" in reached("other") and not asked
+    assert "404" in reached("own") and asked
+
+
+def test_a_site_knows_by_which_number_it_was_known_last(tmp_path: Path) -> None:
+    file = LinkFile("h:1", key=str(tmp_path / "key.pem"))
+    with only_one(file) as last:
+        assert last.node is None
+        last.keep(12345)
+        assert last.node == 12345
+        last.keep(678)
+        with pytest.raises(FedsaddleError, match="runs already, in another process"), only_one(file):
+            pass
+    with only_one(file) as last:
+        assert last.node == 678
 
 
 def test_check_says_what_is_wrong_with_data_and_connection(

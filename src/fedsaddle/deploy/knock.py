@@ -37,6 +37,7 @@ class Last:
         self.node = int(text) if text.isdecimal() else None
 
     def keep(self, node: int) -> None:
+        self.node = node
         self._file.seek(0)
         self._file.truncate()
         self._file.write(str(node))
