@@ -59,9 +59,8 @@ def end_with(parent: int) -> None:
     """Interrupt this process when the one that started it has gone, and end it if that does not help."""
 
     def watch() -> None:
-        while (
-            os.getppid() == parent
-        ):  # a dead parent keeps its number until it is waited for, but no children
+        # a dead parent keeps its number until it is waited for, but not its children
+        while os.getppid() == parent:
             time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(_GOODBYE)
