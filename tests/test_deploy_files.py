@@ -223,7 +223,9 @@ def test_a_site_does_not_believe_another_program_at_its_supernodes_port(
     assert "404" in reached("own") and asked
 
 
-def test_a_site_knows_by_which_number_it_was_known_last(tmp_path: Path) -> None:
+def test_a_site_knows_by_which_number_it_was_known_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = LinkFile("h:1", key=str(tmp_path / "key.pem"))
     with only_one(file) as last:
         assert last.node is None
@@ -234,6 +236,10 @@ def test_a_site_knows_by_which_number_it_was_known_last(tmp_path: Path) -> None:
             pass
     with only_one(file) as last:
         assert last.node == 678
+        with open("/dev/full", "wb", buffering=0) as full:
+            monkeypatch.setattr(last, "_file", full)
+            last.keep(9)  # it goes on
+        assert last.node == 9
 
 
 def test_check_says_what_is_wrong_with_data_and_connection(

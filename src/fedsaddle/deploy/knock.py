@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import TextIO
 
 import httpx
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
@@ -31,24 +31,23 @@ class Unreachable(FedsaddleError):
 class Last:
     """By which number the server knew this site last, in a file that one process at a time may hold."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: FileIO) -> None:
         self._file = file
         text = file.read().strip()
-        self.node = int(text) if text.isdecimal() else None
+        self.node = int(text) if text.isdigit() else None
 
     def keep(self, node: int) -> None:
         self.node = node
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(str(node))
-        self._file.flush()
+        with suppress(OSError):  # on a full disk; a site that is killed and started again then waits a minute
+            self._file.truncate(0)
+            self._file.write(b"%d" % node)
 
 
 @contextmanager
 def only_one(link: LinkFile) -> Iterator[Last]:
     """Refuses a second process for the same site."""
     path = Path(link.key).with_suffix(".node")
-    with open(path, "a+", encoding="ascii") as file:
+    with FileIO(path, "a+") as file:
         if os.name == "posix":
             import fcntl
 
