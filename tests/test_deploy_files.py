@@ -122,7 +122,9 @@ def test_mistakes_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         capsys, "deploy", "run", run, "--set", "partition.name=iid"
     )
     with drive._alone(home):
-        assert "another run is going on over its sites" in said(capsys, "deploy", "run", run)
+        assert "another run is going on over its sites" in said(
+            capsys, "deploy", "run", run, "--set", "data.timeout=1"
+        )
     (home.folder / "federation.toml").unlink()
     assert "is no federation" in said(capsys, "deploy", "run", run)
     assert "config.toml: No such file" in said(capsys, "deploy", "resume", str(tmp_path))
