@@ -491,7 +491,9 @@ def test_afl_with_one_gradient_reaches_the_robust_optimum() -> None:
 
     def error(local_steps: int) -> float:  # after as many steps in all
         algorithm = AgnosticFL(ambiguity="chi2(0.1)", lr=0.05, local_steps=local_steps, dual_lr=0.2)
-        return float(np.abs(drive(algorithm, problem, fed, 1500 // local_steps, batching=FULL).z[-1] - best).max())
+        return float(
+            np.abs(drive(algorithm, problem, fed, 1500 // local_steps, batching=FULL).z[-1] - best).max()
+        )
 
     assert error(1) < 1e-8 and error(10) > 1e-4
 
