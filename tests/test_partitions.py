@@ -182,6 +182,34 @@ def test_disjoint_classes_are_codasca_s_construction() -> None:
         assert binary[part].sum() == 500
 
 
+@pytest.mark.parametrize("clients", [8, 16, 25])
+def test_disjoint_classes_shared_by_more_clients_than_classes(clients: int) -> None:
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 500))
+    parts = partitions.disjoint_classes(labels, clients, imratio=0.3, shared=True, seed=1)
+    check(parts, len(labels), clients, complete=False)
+    pairs = [tuple(np.unique(labels[part])) for part in parts]
+    assert len(set(pairs)) == clients  # no two have the same two classes
+    assert all(negative < 5 <= positive for negative, positive in pairs)
+    assert (
+        np.bincount(labels[np.concatenate(parts)])[:5].tolist() == [500] * 5
+    )  # every negative is somebody's
+    for sign in (0, 1):
+        holders = np.unique([pair[sign] for pair in pairs], return_counts=True)[1]
+        assert len(holders) == 5 and holders.max() - holders.min() <= (1 if sign == 0 else 2)
+    for part in parts:
+        n = (labels[part] < 5).sum()
+        assert (labels[part] >= 5).sum() == int(3 / 7 * n + 1e-9)
+
+
+def test_shared_changes_nothing_where_classes_suffice() -> None:
+    labels = np.arange(600) % 20
+    for one, other in zip(
+        *(partitions.disjoint_classes(labels, 7, shared=shared, seed=3) for shared in (False, True)),
+        strict=True,
+    ):
+        assert np.array_equal(one, other)
+
+
 def test_binary_labels() -> None:
     assert partitions.binary_labels([3, 1, 2, 0]).tolist() == [1, 0, 1, 0]
     assert partitions.binary_labels(list("abca"), ["a"]).tolist() == [1, 0, 0, 1]
@@ -248,7 +276,11 @@ def test_matching_follows_the_training_proportions() -> None:
         ("sorted_share: random_share must be in [0, 1], got 2", lambda y: partitions.sorted_share(y, 2, random_share=2)),
         ("one_class: 2 classes need at least 2 clients, got 1", lambda y: partitions.one_class(y, 1)),
         ("imratio must be in (0, 1), got 1", lambda y: partitions.disjoint_classes(y, 1, imratio=1)),
-        ("2 clients need 2 negative classes, got 1: take at most 1", lambda y: partitions.disjoint_classes(y, 2)),
+        ("2 clients need 2 negative classes, got 1: take at most 1 clients or shared=True",
+         lambda y: partitions.disjoint_classes(y, 2)),
+        ("2 clients need 2 negative classes, got 0: take at most 0 clients",
+         lambda y: partitions.disjoint_classes(y, 2, positive_classes=[0, 1], shared=True)),
+        ("a class of 5 rows cannot be shared by 6 clients", lambda y: partitions.disjoint_classes(y, 6, shared=True)),
         ("positive_rate: labels must have two classes, got 10", lambda y: partitions.positive_rate(np.arange(10), 2)),
         ("rates must be (low, high) or 4 numbers, got 3", lambda y: partitions.positive_rate(y, 4, rates=[0, 0, 0])),
         ("rates must be in [0, 1], got 1.5", lambda y: partitions.positive_rate(y, 2, rates=[0.5, 1.5])),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -141,6 +142,7 @@ def disjoint_classes(
     *,
     positive_classes: Sequence[Any] | None = None,
     imratio: float = 0.1,
+    shared: bool = False,
     seed: int = 0,
 ) -> Partition:
     """Give each client its own positive and negative classes, and thin the positives (CODASCA's "-IH" data).
@@ -150,9 +152,15 @@ def disjoint_classes(
     classes (55 of 500 on CIFAR-100 at 10 %), or the whole class when it is smaller. Train on
     `binary_labels(labels, positive_classes)`.
 
+    With `shared`, more clients than classes are allowed (not in the paper: CIFAR-10 has five a side): classes
+    are dealt again from the start, the positive ones one place further each time, so that client i has
+    negative class i mod C and positive class i + i // C mod C. C^2 clients have pairs of classes that all
+    differ; those that share a class share no row of it.
+
     Args:
         positive_classes: label values that are positive; the upper half of the sorted values unless given.
         imratio: positive rate that every client gets, in (0, 1).
+        shared: whether several clients may have rows of one class, where there are fewer classes than clients.
     """
     _labels("disjoint_classes", labels, clients)
     if not 0 < imratio < 1:
@@ -161,19 +169,35 @@ def disjoint_classes(
     is_positive = binary_labels(labels, positive_classes)
     groups = [np.unique(codes[is_positive == sign]) for sign in (0, 1)]
     for sign, classes in zip(("negative", "positive"), groups, strict=True):
-        if len(classes) < clients:
+        if len(classes) < clients and not (shared and len(classes)):
             rule = f"{clients} clients need {clients} {sign} classes"
-            raise FedsaddleError(
-                f"disjoint_classes: {rule}, got {len(classes)}: take at most {len(classes)} clients"
-            )
+            remedy = f"take at most {len(classes)} clients" + (" or shared=True" if len(classes) else "")
+            raise FedsaddleError(f"disjoint_classes: {rule}, got {len(classes)}: {remedy}")
     rng, owner = np.random.default_rng(seed), np.full(len(codes), -1)
     negative, positive = (rng.permutation(classes) for classes in groups)
-    for i in range(clients):
-        owner[np.isin(codes, negative[i::clients])] = i
-        m = (owner == i).sum() / len(positive[i::clients])
-        quota = max(1, int(imratio / (1 - imratio) * m + 1e-9))
-        for k in positive[i::clients]:
-            owner[rng.permutation(np.flatnonzero(codes == k))[:quota]] = i
+
+    def dealt(classes: IntArray, i: int, further: int = 0) -> IntArray:
+        """Client i's classes."""
+        return classes[i::clients] if len(classes) >= clients else classes[[(i + further) % len(classes)]]
+
+    hands = [(dealt(negative, i), dealt(positive, i, i // len(negative))) for i in range(clients)]
+    holders = Counter(k for hand in hands for side in hand for k in side.tolist())
+    for k, n in holders.items():
+        if (have := int((codes == k).sum())) < n:
+            raise FedsaddleError(
+                f"disjoint_classes: a class of {have} rows cannot be shared by {n} clients: take fewer clients"
+            )
+    parts: dict[int, list[IntArray]] = {}  # of each class, those that are left
+    for i, hand in enumerate(hands):
+        for thinned, classes in enumerate(hand):
+            m = (owner == i).sum() / len(classes)
+            quota = max(1, int(imratio / (1 - imratio) * m + 1e-9)) if thinned else None
+            for k in classes.tolist():
+                if k not in parts:
+                    rows = np.flatnonzero(codes == k)
+                    rows = rng.permutation(rows) if thinned or holders[k] > 1 else rows
+                    parts[k] = np.array_split(rows, holders[k])
+                owner[parts[k].pop()[:quota]] = i
     return _by_owner(owner, clients)
 
 
