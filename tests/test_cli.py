@@ -263,9 +263,9 @@ def test_reproduce(fedsaddle: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(cli, "run_experiment", lambda *given, **more: called.append((*given, more)) or here)
     assert fedsaddle("reproduce", "paper/figure", "--quick").out == f"a table\n{here}: table.md\n"
     fedsaddle(
-        "reproduce", "paper/figure", "--data", "cifar10", "--model", "cnn", "--jobs", "3", "--device", "cuda"
-    )
-    variant = {"data": "cifar10", "model": "cnn"}
+        "reproduce", "paper/figure", "--data", "cifar10", "--model", "cnn", "--part", "K8", "--jobs", "3", "--device", "cuda"
+    )  # fmt: skip
+    variant = {"data": "cifar10", "model": "cnn", "part": "K8"}
     assert called == [
         ("paper/figure", True, None, {"options": {}, "jobs": 1, "device": None}),
         ("paper/figure", False, None, {"options": variant, "jobs": 3, "device": "cuda"}),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ import fedsaddle as fs
 from fedsaddle import config
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.journal import Journal, finish
+from fedsaddle.replicas import run_all
 from fedsaddle.reproduce import _changed, _load, experiments, reproduce
 
 ROOT = Path(__file__).parents[1] / "experiments"
@@ -61,6 +63,7 @@ def test_obtained_numbers_are_of_the_full_experiment(name: str) -> None:
         assert results["experiment"] == name and not results["quick"]
         assert len(results["seeds"]) >= 3
         assert results["verdicts"]
+        assert "missing" not in results  # all parts of it
         if results.get("options"):
             assert folder.name == "-".join(results["options"].values())
 
@@ -182,6 +185,61 @@ def test_results_keep_every_point_that_was_tried(
     assert f"\n## Chosen {heading}\n" in (out / "table.md").read_text()
 
 
+# ---- parts -------------------------------------------------------------------------------------------------------
+
+PARTS = """
+from fedsaddle.reproduce import Cell, Verdict
+
+TITLE, ROWS, COLUMNS, SELECT, SEEDS = "Toy", "method", "K", "distance", [0, 1]
+METRICS = {"distance": "Distance"}
+OPTIONS = {"part": ("all", "K1", "K2")}
+
+def cells(quick, part):
+    return [
+        Cell({"method": "a", "K": K}, {"algorithm.local_steps": K}, {"algorithm.lr": [0.01, 0.02]})
+        for K in (1, 2) if part in ("all", f"K{K}")
+    ]
+
+def together(part):
+    return 1
+
+def judge(rows):
+    return [Verdict("Both ran", len(rows) == 2, "")]
+
+def figure(rows):
+    raise ImportError("not drawn")
+"""
+
+
+def test_parts_add_up_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "base.toml").write_text(TOY.format(lr=0.01))
+    (tmp_path / "toy" / "experiment.py").write_text(PARTS)
+    monkeypatch.setattr("fedsaddle.reproduce._root", lambda: tmp_path)
+    monkeypatch.chdir(tmp_path)
+    seen: list[int] = []
+    monkeypatch.setattr("fedsaddle.journal.run_all", lambda runs: seen.append(len(runs)) or run_all(runs))
+
+    def results(part: str) -> tuple[dict[str, Any], str]:
+        out = reproduce("toy", progress=False, options={"part": part})
+        return json.loads((out / "results.json").read_text()), (out / "table.md").read_text()
+
+    first, table = results("K2")
+    assert [row["K"] for row in first["rows"]] == [2] and first["missing"] == 1
+    assert "**1 of 2 cells; --part computes the others.**" in table
+    assert seen == [1] * 4  # as together says; two seeds, two points
+    second, table = results("K1")
+    assert (
+        [row["K"] for row in second["rows"]] == [1, 2]
+        and "missing" not in second
+        and "--part comp" not in table
+    )
+    assert len(seen) == 8
+    whole, _ = results("all")
+    assert whole["rows"] == second["rows"] and len(seen) == 8  # nothing was left to run
+    assert whole["rows"][1] == first["rows"][0]
+
+
 # ---- fedsgda -----------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +293,135 @@ def test_rates_finds_the_slopes_it_is_given() -> None:
 def test_rates_averages_over_all_rounds() -> None:
     averages = experiment("fedsgda/rates").averages
     assert averages({"round": [0, 10, 30]}, [2.0, 0.0, 0.0]) == pytest.approx({10: 2.0, 30: 2 / 3})
+
+
+def auc_rows(change: dict[tuple[str, str], float]) -> list[dict[str, Any]]:
+    """Rows of fedsgda/auc in which every claim holds, but for what is changed: by run and setting."""
+    rows = []
+    for cell in experiment("fedsgda/auc").cells(False, "all"):
+        at = cell.at
+        gain = {1: 0.0, 10: 0.08, 20: 0.1}[at["K"]]
+        if at["figure"] in ("figure6", "figure6c"):
+            value = {"MB": 0.7, "STORM": 0.72, "CODA": 0.69}[at["method"]] + gain
+        elif at["method"] == "MB":
+            value = 0.7 + gain + at["S"] / 1000 + at["batch"] / 1000
+        else:
+            value = 0.72 + gain + at["S"] / 1000
+        value = change.get((at["run"], at["setting"]), value)
+        metrics = {"end": {"mean": value}, "average": {"mean": value - 0.1}}
+        rows.append({**at, "metrics": metrics})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("claim", "change"),
+    [
+        ("C-1.5, first half", {("STORM, K = 10", f"S = 5, batch {b}"): 0.73 for b in (5, 10)}),
+        ("C-1.5, second half", {("MB, K = 10", "S = 20, batch 5"): 0.84}),
+        ("C-1.6", {("STORM, K = 20", "S = 5, batch 5"): 0.8095}),
+        ("C-1.7", {("STORM, K = 1", f"S = {S}, batch 10"): 0.7 + S / 1000 for S in (5, 10, 20)}),
+        ("C-1.8", {("STORM, K = 20", "S = 10, batch 5"): 0.841}),
+        ("C-1.9", {("MB, K = 10", "sorted, S = 5"): 0.74}),
+        ("C-1.9", {("STORM, K = 10", "sorted, S = 5"): 0.71}),
+        ("C-1.10", {("CODA, K = 20", "sorted, 50 clients"): 0.81}),
+    ],
+)
+def test_auc_judges_every_claim_by_itself(claim: str, change: dict[Any, float]) -> None:
+    judge = experiment("fedsgda/auc").judge
+    assert len(judge(auc_rows({}))) == 7 and all(v.holds for v in judge(auc_rows({})))
+    assert [v.claim.startswith(claim + ":") for v in judge(auc_rows(change)) if not v.holds] == [True]
+
+
+def test_parts_of_auc_are_judged_as_far_as_they_go() -> None:
+    auc = experiment("fedsgda/auc")
+    claims = {
+        part: [v.claim.partition(":")[0] for v in auc.judge([r for r in auc_rows({}) if r["figure"].startswith(part)])]
+        for part in auc.OPTIONS["part"][1:]
+    }  # fmt: skip
+    of_one_size = ["C-1.5, first half", "C-1.5, second half", "C-1.6", "C-1.7"]
+    assert claims == dict.fromkeys(("figure2", "figure4", "figure5"), of_one_size) | {
+        "figure6": ["C-1.9", "C-1.10"]
+    }
+
+
+def test_auc_looks_at_the_last_tenth() -> None:
+    values = experiment("fedsgda/auc").measure(
+        {"round": [0, 50, 90, 100], "auc": [0.5, 0.6, 0.7, 0.9], "valid_auc": [0.1, 0.1, 0.2, 0.6]}
+    )
+    assert values == pytest.approx({"end": 0.8, "average": 0.675, "valid_end": 0.4})
+
+
+def test_every_cell_of_auc_is_a_valid_config_and_in_one_part() -> None:
+    auc, base = experiment("fedsgda/auc"), config.read(ROOT / "fedsgda/auc/base.toml")
+    whole = auc.cells(False, "all")
+    assert len(whole) == 2 * 18 + 2 * 3 + 3
+    assert [c for part in auc.OPTIONS["part"][1:] for c in auc.cells(False, part)] == whole
+    for cell in whole:
+        made = _changed(base, {**cell.set, **cell.points[-1]}).tree
+        assert made["algorithm"]["local_steps"] == cell.at["K"]
+        assert made["partition"]["name"] == (
+            "blocks" if cell.at["setting"].startswith("S") else "sorted_share"
+        )
+        assert len(cell.points) == (8 if cell.at["method"] == "CODA" else 2)
+    coda, storm = _changed(base, {**whole[-1].set, **whole[-1].points[0]}).tree, whole[-2].set
+    assert coda["participation"]["name"] == "full" and coda["train"]["rounds"] == 2 * base["train"]["rounds"]
+    assert storm["partition.clients"] == coda["partition"]["clients"] == 50
+
+
+# ---- codasca -----------------------------------------------------------------------------------------------------
+
+
+def test_every_cell_of_cifar10_ih_is_a_valid_config_and_in_one_part() -> None:
+    ih, base = experiment("codasca/cifar10-ih"), config.read(ROOT / "codasca/cifar10-ih/base.toml")
+    for data, model in (("cifar10", "cnn"), ("cifar10", "densenet121"), ("cifar100", "resnet18")):
+        whole = ih.cells(False, data, model, "all")
+        assert len(whole) == 4 * 6 * 2
+        for pattern in (r"K\d+-\d+", r"K\d+-\d+-I\d+"):
+            parts = [part for part in ih.OPTIONS["part"] if re.fullmatch(pattern, part)]
+            assert [c for part in parts for c in ih.cells(False, data, model, part)] == whole
+        for cell in whole[:: 1 if model == "cnn" else 13]:
+            made = _changed(base, {**cell.set, **cell.points[-1]}).tree
+            I, algorithm = cell.at["I"], made["algorithm"]
+            assert made["train"]["rounds"] * I == ih.ITERATIONS and algorithm["stage_rounds"] * I == ih.STAGE
+            assert (made["data"]["name"], made["model"]["name"], algorithm["local_steps"]) == (data, model, I)
+            assert made["partition"]["clients"] == cell.at["K"]
+
+
+def ih_rows(change: dict[tuple[int, int, str, int], float]) -> list[dict[str, Any]]:
+    """Rows of codasca/cifar10-ih in which every claim holds, but for what is changed: K, ratio, method, I."""
+    rows = []
+    for cell in experiment("codasca/cifar10-ih").cells(False, "cifar10", "cnn", "all"):
+        at = cell.at
+        late = at["I"] > (32 if at["method"] == "CODA+" else 128)
+        value = change.get((at["K"], at["ratio"], at["method"], at["I"]), 0.8 if late else 0.9)
+        rows.append({**at, "metrics": {"auc": {"mean": value, "std": 0.001}}})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("claim", "change"),
+    [
+        (
+            "C-3.1: at K = 16",
+            {(16, 10, "CODASCA", 64): 0.88},
+        ),  # CODASCA's I_max is 32 then, though 128 is well
+        ("C-3.1: at K = 8", {(8, 10, "CODA+", I): 0.895 for I in (64, 128)}),
+        ("C-3.2: at K = 16", {(16, 30, "CODASCA", I): 0.8895 for I in (64, 128)}),
+        ("C-3.2: at K = 8", {(8, 30, "CODA+", 1): 0.8}),
+    ],
+)
+def test_cifar10_ih_judges_every_place_by_itself(claim: str, change: dict[Any, float]) -> None:
+    judge = experiment("codasca/cifar10-ih").judge
+    fine = judge(ih_rows({}))
+    assert len(fine) == 4 and all(v.holds for v in fine)
+    assert "I_max is 128 for CODASCA and 32 for CODA+, ratio 4; within 0.005: 128 and 32" in fine[0].numbers
+    assert [v.claim.startswith(claim + ",") for v in judge(ih_rows(change)) if not v.holds] == [True]
+
+
+def test_cifar10_ih_judges_no_place_that_lacks_an_interval() -> None:
+    rows = [r for r in ih_rows({}) if r["K"] == 8 and (r["ratio"], r["method"], r["I"]) != (30, "CODA+", 512)]
+    (verdict,) = experiment("codasca/cifar10-ih").judge(rows)
+    assert verdict.claim.startswith("C-3.1: at K = 8, imratio 10 %")
 
 
 # ---- variants and tuning in turn ---------------------------------------------------------------------------------

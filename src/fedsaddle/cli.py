@@ -378,6 +378,10 @@ def reproduce(
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Model, where an experiment has several.")
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A part of a long experiment; parts add up in one table."),
+    ] = None,
     jobs: Jobs = 1,
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="cuda: on the GPU, which several --jobs share.")
@@ -387,7 +391,8 @@ def reproduce(
     known = experiments()
     if experiment not in known:
         raise _unknown("experiment ", experiment, known, "known are " + ", ".join(known))
-    options = {k: v for k, v in (("data", data), ("model", model)) if v is not None}
+    named = (("data", data), ("model", model), ("part", part))
+    options = {k: v for k, v in named if v is not None}
     folder = run_experiment(experiment, quick, out, options=options, jobs=jobs, device=device)
     print((folder / "table.md").read_text(encoding="utf-8"))
     print(f"{folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")

@@ -14,6 +14,10 @@ cells: functions (rows of the step before, quick, **options) -> cells, of which 
 extra_rows(quick, build, **options), where there is one, adds rows that are not runs of this experiment, such as published
 numbers; build makes a config from changes of base.toml.
 
+One that takes hours has an option part = ("all", ...), by which its functions return fewer cells. Parts share one folder:
+a part is computed, and the table then shows all cells that are finished, so that parts add up to the whole.
+together(**options), where there is one, says how many runs are computed as one at most (and so are lost by an interruption).
+
 An experiment that looks at the course of its runs names metrics in CURVES: a row then has them beside its final metrics, and
 measure(curves), called for each run, derives further metrics from them.
 
@@ -36,7 +40,7 @@ from typing import Any, NamedTuple
 
 from fedsaddle import config
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.journal import Bar, Entry, Federations, Journal, finish, over_seeds, short
+from fedsaddle.journal import TOGETHER, Bar, Entry, Federations, Journal, finish, over_seeds, short
 from fedsaddle.keys import Tree
 from fedsaddle.sweep import grid_points
 
@@ -108,7 +112,7 @@ def reproduce(
     base = config.read(folder / "base.toml")
     if device is not None:
         config.put(base, ["train", "device"], device, f"--device {device}")
-    variant = "-".join(["", *chosen.values()])
+    variant = "-".join(["", *(v for k, v in chosen.items() if k != "part")])
     out = out or Path("runs") / "reproduce" / f"{name}{variant}{'-quick' if quick else ''}"
     out.mkdir(parents=True, exist_ok=True)
     seeds: Sequence[int] = experiment.SEEDS[:1] if quick else experiment.SEEDS
@@ -117,15 +121,26 @@ def reproduce(
     started = time.perf_counter()
     journal = Journal(out / "runs.jsonl", getattr(experiment, "CURVES", ()))
     federations = Federations()
+    together = experiment.together(**chosen) if hasattr(experiment, "together") else TOGETHER
     rows: list[Row] = []
+    missing = 0
     earlier_rows: list[list[Row]] = []
     steps = getattr(experiment, "STEPS", [lambda rows, quick, **options: experiment.cells(quick, **options)])
     for i, step in enumerate(steps):
         title = name if len(steps) == 1 else f"{name}, step {i + 1} of {len(steps)}"
         earlier_rows.append(rows)
-        rows = _tuned(
-            base, experiment, step(rows, quick, **chosen), seeds, journal, federations, progress, title, jobs
-        )
+        cells = step(rows, quick, **chosen)
+        runs = {id(cell): _runs(base, cell, seeds) for cell in cells}
+        whole = cells
+        if chosen.get("part", "all") != "all":
+            whole = step(rows, quick, **chosen | {"part": "all"})
+            runs |= {id(cell): _runs(base, cell, seeds) for cell in whole}
+        with Bar(progress, sum(len(runs[id(cell)]) for cell in cells), title) as tick:
+            wanted = [run for cell in cells for run in runs[id(cell)]]
+            finish(wanted, journal, together, tick, federations, jobs)
+        finished = [cell for cell in whole if all(run in journal for run in runs[id(cell)])]
+        missing = len(whole) - len(finished)
+        rows = [_tuned(experiment, cell, [journal[r] for r in runs[id(cell)]], title) for cell in finished]
     if hasattr(experiment, "extra_rows"):
         rows = rows + experiment.extra_rows(quick, lambda change: _changed(base, change), **chosen)
     verdicts: list[Verdict] = experiment.judge(rows)
@@ -138,6 +153,7 @@ def reproduce(
         + (f" --device {device}" if device else ""),
         "options": chosen,
         "seeds": list(seeds),
+        **({"missing": missing} if missing else {}),
         "seconds": round(earlier + time.perf_counter() - started, 1),
         "rows": rows,
         **({"tuned_before": earlier_rows[1:]} if len(steps) > 1 else {}),
@@ -165,39 +181,25 @@ def _variant(name: str, experiment: ModuleType, options: Mapping[str, str]) -> d
     return {key: options.get(key, values[0]) for key, values in known.items()}
 
 
-def _tuned(
-    base: Tree,
-    experiment: ModuleType,
-    cells: Sequence[Cell],
-    seeds: Sequence[int],
-    journal: Journal,
-    federations: Federations,
-    progress: bool | None,
-    title: str,
-    jobs: int,
-) -> list[Row]:
-    """The best point of each cell by SELECT, with its metrics over seeds."""
-    wanted = [
-        _changed(base, {**cell.set, **point, "train.seed": seed})
-        for cell in cells
-        for point in cell.points
-        for seed in seeds
+def _runs(base: Tree, cell: Cell, seeds: Sequence[int]) -> list[config.Config]:
+    """A cell's runs: each point with each seed."""
+    return [
+        _changed(base, {**cell.set, **point, "train.seed": seed}) for point in cell.points for seed in seeds
     ]
-    with Bar(progress, len(wanted), title) as tick:
-        entries = iter(finish(wanted, journal, tick=tick, federations=federations, jobs=jobs))
-    rows: list[Row] = []
-    for cell in cells:
-        tried = [
-            {**cell.at, "chosen": point, **_seen(experiment, [next(entries) for _ in seeds])}
-            for point in cell.points
-        ]
-        best = max(
-            tried, key=lambda row: row["metrics"].get(experiment.SELECT, {"mean": float("-inf")})["mean"]
-        )
-        if experiment.SELECT not in best["metrics"]:
-            raise FedsaddleError(f"{title} at {cell.at}: every tried point diverged: {cell.points}")
-        rows.append(best | _tried(tried, experiment.SELECT))
-    return rows
+
+
+def _tuned(experiment: ModuleType, cell: Cell, entries: Sequence[Entry], title: str) -> Row:
+    """The best point of a cell by SELECT, with its metrics over seeds."""
+    points, select = cell.points, experiment.SELECT
+    each = len(entries) // len(points)
+    tried = [
+        {**cell.at, "chosen": point, **_seen(experiment, entries[i * each : (i + 1) * each])}
+        for i, point in enumerate(points)
+    ]
+    best = max(tried, key=lambda row: row["metrics"].get(select, {"mean": float("-inf")})["mean"])
+    if select not in best["metrics"]:
+        raise FedsaddleError(f"{title} at {cell.at}: every tried point diverged: {points}")
+    return best | _tried(tried, select)
 
 
 def _tried(tried: Sequence[Row], select: str) -> Row:
@@ -253,6 +255,11 @@ def _markdown(
     if results["quick"]:
         lines += [
             "**Quick version on generated data: it shows that the experiment runs; its numbers mean little.**",
+            "",
+        ]
+    if results.get("missing"):
+        lines += [
+            f"**{len(rows)} of {len(rows) + results['missing']} cells; --part computes the others.**",
             "",
         ]
     for metric, caption in experiment.METRICS.items():

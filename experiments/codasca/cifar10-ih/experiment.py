@@ -1,0 +1,147 @@
+"""Test AUC against the communication interval I on imbalanced, heterogeneous images, CODA+ against CODASCA (figures 1 to 4).
+
+Each client owns other classes than the others, as far as there are enough, and few positives. All I have the same number of
+iterations. The step size is chosen on validation data in each cell.
+"""
+
+from statistics import fmean
+
+from fedsaddle.reproduce import Cell, Verdict
+
+TITLE = "AUC against the communication interval on images, CODA+ and CODASCA"
+ROWS, COLUMNS = "run", "I"
+METRICS = {"auc": "Test AUC", "valid_auc": "Validation AUC (used for choosing the step size)"}
+SELECT = "valid_auc"
+SEEDS = [0, 1, 2]
+CURVES = ["auc"]
+
+ITERATIONS, STAGE = 20_480, 4_096  # the paper: 20,000 and 4,000; here every I divides both
+INTERVALS = [1, 32, 64, 128, 512, 1024]
+STEP = [0.1, 0.01, 0.001]
+TOLERANCE = 0.01  # "does not degenerate too much compared with I = 1"; the paper gives no number
+OTHERS = (0.005, 0.02)  # I_max is reported with these too
+PLACES = [(16, 10), (8, 10), (16, 30), (8, 30)]  # K, imratio in percent
+METHODS = {"CODA+": "coda_plus", "CODASCA": "codasca"}
+OPTIONS = {
+    "data": ("cifar10", "cifar100"),
+    "model": ("cnn", "resnet18", "densenet121"),
+    "part": (
+        "all",
+        *(f"K{K}-{ratio}" for K, ratio in PLACES),
+        *(f"K{K}-{ratio}-I{I}" for K, ratio in PLACES for I in INTERVALS),
+    ),
+}
+
+
+def together(model, **_):
+    """The larger networks fill a GPU by themselves; one by one, no more than one run is lost."""
+    return 64 if model == "cnn" else 1
+
+
+def cells(quick, data, model, part):
+    iterations, stage, intervals = (32, 16, [1, 8]) if quick else (ITERATIONS, STAGE, INTERVALS)
+    place = {"data.name": data, "model.name": model, "train.compile": model != "cnn"}
+    if quick:
+        place = {
+            "data.name": "digits", "data.test": 0.3, "model.name": "mlp", "train.precision": "full", "train.batch_size": 8,
+        }  # fmt: skip
+    return [
+        Cell(
+            at={
+                "run": f"{label}, K = {K}, {ratio} %", "I": I, "method": label, "K": K, "ratio": ratio,
+                "intervals": intervals,
+            },
+            set={
+                **place, "partition.clients": K, "partition.imratio": ratio / 100,
+                "algorithm.name": name, "algorithm.local_steps": I, "algorithm.stage_rounds": stage // I,
+                "train.rounds": iterations // I, "train.eval_every": max(1, iterations // 20 // I),
+            },
+            tune={"algorithm.lr": STEP[:2] if quick else STEP},
+        )
+        for K, ratio in PLACES
+        for I in intervals
+        for label, name in METHODS.items()
+        if part in ("all", f"K{K}-{ratio}", f"K{K}-{ratio}-I{I}") and not (quick and K == 16)
+    ]  # fmt: skip
+
+
+def measure(curves):
+    return {}
+
+
+def largest_interval(auc, tolerance):
+    """I_max: the largest I up to which the test AUC stays within the tolerance of that at I = 1."""
+    best = 1
+    for I in sorted(auc):
+        if auc[I] < auc[1] - tolerance:
+            break
+        best = I
+    return best
+
+
+def judge(rows):
+    """Places (K, imratio) at which all intervals were run."""
+    out = []
+    for K, ratio in PLACES:
+        mine = [r for r in rows if (r["K"], r["ratio"]) == (K, ratio)]
+        auc = {m: {r["I"]: r["metrics"]["auc"]["mean"] for r in mine if r["method"] == m} for m in METHODS}
+        if not mine or any(sorted(v) != sorted(mine[0]["intervals"]) for v in auc.values()):
+            continue
+        most = {t: {m: largest_interval(auc[m], t) for m in METHODS} for t in (TOLERANCE, *OTHERS)}
+        own = most[TOLERANCE]
+        lost = "; ".join(
+            f"{m} " + ", ".join(f"I={I}: {v - auc[m][1]:+.4f}" for I, v in auc[m].items() if I > 1)
+            for m in METHODS
+        )
+        spread = max(r["metrics"]["auc"]["std"] for r in mine)
+        out.append(
+            Verdict(
+                f"{'C-3.1' if ratio == 10 else 'C-3.2'}: at K = {K}, imratio {ratio} %, CODASCA tolerates a larger I "
+                f"than CODA+ (I_max: test AUC within {TOLERANCE} of its own at I = 1)",
+                own["CODASCA"] > own["CODA+"],
+                f"I_max is {own['CODASCA']} for CODASCA and {own['CODA+']} for CODA+, "
+                f"ratio {own['CODASCA'] / own['CODA+']:g}"
+                + "".join(f"; within {t}: {most[t]['CODASCA']} and {most[t]['CODA+']}" for t in OTHERS)
+                + f". AUC at I = 1: {', '.join(f'{m} {auc[m][1]:.4f}' for m in METHODS)}; relative to it: {lost}. "
+                f"Largest standard deviation over seeds: {spread:.4f}.",
+            )
+        )
+    return out
+
+
+def figure(rows):
+    """As figure 1: above, CODASCA's AUC against iterations for every I; below, AUC against I for both methods."""
+    from plotly.subplots import make_subplots
+
+    places = [p for p in PLACES if any((r["K"], r["ratio"]) == p for r in rows)]
+    shades = dict(
+        zip(INTERVALS, ["#08306b", "#2171b5", "#6baed6", "#f0b48c", "#e6550d", "#7f2704"], strict=True)
+    )
+    shades |= {8: "#2171b5"}  # of the quick version
+    fig = make_subplots(
+        2, len(places), subplot_titles=[f"K = {K}, {ratio} %" for K, ratio in places], horizontal_spacing=0.05,
+    )  # fmt: skip
+    named = set()
+    for col, place in enumerate(places, 1):
+        mine = sorted((r for r in rows if (r["K"], r["ratio"]) == place), key=lambda r: r["I"])
+        for r in (r for r in mine if r["method"] == "CODASCA"):
+            fig.add_scatter(
+                x=[t * r["I"] for t in r["curves"]["round"]], y=[fmean(v) for v in zip(*r["curves"]["auc"], strict=True)],
+                name=f"CODASCA, I = {r['I']}", legendgroup=f"I{r['I']}", showlegend=r["I"] not in named, mode="lines",
+                line={"color": shades[r["I"]], "width": 2}, row=1, col=col,
+            )  # fmt: skip
+            named.add(r["I"])
+        for method, colour in (("CODA+", "#d55e00"), ("CODASCA", "#0072b2")):
+            line = [r for r in mine if r["method"] == method]
+            fig.add_scatter(
+                x=[r["I"] for r in line], y=[r["metrics"]["auc"]["mean"] for r in line], name=method, legendgroup=method,
+                error_y={"type": "data", "array": [r["metrics"]["auc"]["std"] for r in line]}, showlegend=col == 1,
+                line={"color": colour, "width": 3}, row=2, col=col,
+            )  # fmt: skip
+    fig.update_xaxes(title="iterations", row=1)
+    fig.update_xaxes(
+        type="log", title="communication interval I", tickvals=sorted({r["I"] for r in rows}), row=2
+    )
+    fig.update_yaxes(title="test AUC", col=1)
+    fig.update_layout(template="plotly_white", width=330 * len(places) + 260, height=720, title=TITLE)
+    return fig
