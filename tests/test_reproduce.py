@@ -344,6 +344,13 @@ def test_parts_of_auc_are_judged_as_far_as_they_go() -> None:
     }
 
 
+def test_an_interrupted_part_of_auc_is_not_judged() -> None:
+    auc, rows = experiment("fedsgda/auc"), auc_rows({})
+    left = [r for r in rows if (r["run"], r["setting"]) != ("STORM, K = 20", "S = 5, batch 5")]
+    (storm,) = [v for v in auc.judge(left) if v.claim.startswith("C-1.6")]
+    assert storm.numbers.startswith("In 4 of 4 settings") and "S=5" not in storm.numbers
+
+
 def test_auc_looks_at_the_last_tenth() -> None:
     values = experiment("fedsgda/auc").measure(
         {"round": [0, 50, 90, 100], "auc": [0.5, 0.6, 0.7, 0.9], "valid_auc": [0.1, 0.1, 0.2, 0.6]}

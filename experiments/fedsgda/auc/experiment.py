@@ -4,6 +4,7 @@ sorted by label, also against CODA (figure 6).
 FedSGDA has the step sizes of Tables 2 and 3, and both divided by ten; CODA has the paper's grid. Validation data choose.
 """
 
+from collections import Counter
 from itertools import pairwise
 from statistics import fmean
 
@@ -130,7 +131,8 @@ def cells(quick, part):
                 {"algorithm.lr": CODA_STEPS[1:2] if quick else CODA_STEPS, "algorithm.lr_decay": CODA_DECAYS},
             )
         )
-    return out
+    sizes = Counter(cell.at["figure"] for cell in out)
+    return [cell._replace(at={**cell.at, "cells": sizes[cell.at["figure"]]}) for cell in out]
 
 
 def measure(curves):
@@ -144,7 +146,8 @@ def measure(curves):
 
 
 def judge(rows):
-    """Those claims for which all rows are there."""
+    """Those claims for which there are rows; C-1.5 to C-1.8 at every S that was run."""
+    rows = _whole(rows)
     same = [r for r in rows if r["figure"] in FIGURE.values()]
     out = [*_local_steps(same), *_by_clients(same)] if same else []
     sorted_rows = {(r["method"], r["K"]): _end(r) for r in rows if r["figure"] == "figure6"}
@@ -154,6 +157,12 @@ def judge(rows):
     if against:
         out.append(_against_coda(against))
     return out
+
+
+def _whole(rows):
+    """Rows of the figures that were not interrupted."""
+    found = Counter(r["figure"] for r in rows)
+    return [r for r in rows if found[r["figure"]] == r["cells"]]
 
 
 def _end(row):
@@ -281,45 +290,53 @@ def figure(rows):
     """The paper's panels, a row of three for each S and minibatch of figures 2, 4 and 5, and figure 6 below."""
     from plotly.subplots import make_subplots
 
-    colours = {1: "#999999", 10: "#e69f00", 20: "#0072b2"}
-    of_method = {"MB": "#d55e00", "STORM": "#0072b2", "CODA": "#009e73"}
+    rows = _whole(rows)
+    by_K = {1: "#999999", 10: "#e69f00", 20: "#000000"}
+    by_method = {"MB": "#d55e00", "STORM": "#0072b2", "CODA": "#009e73"}
+
+    def of(method, rows):
+        return [(r, f"K = {r['K']}", by_K[r["K"]]) for r in rows if r["method"] == method]
+
+    def compared(rows):
+        return [(r, r["method"], by_method[r["method"]]) for r in rows]
+
     panels = []  # title, lines: (row, name, colour)
     for S, batch in dict.fromkeys((r["S"], r["batch"]) for r in rows if r["figure"] in FIGURE.values()):
         mine = [r for r in rows if r["figure"] == FIGURE[S] and r["batch"] == batch]
-        panels += _by_method(mine, f"S = {S}, batch {batch}", colours)
-        best = {m: max((r for r in mine if r["method"] == m), key=_end)["K"] for m in FEDSGDA}
-        shown = (
-            best if S == 5 else dict.fromkeys(FEDSGDA, max(colours))
-        )  # figure 2 has the best K, 4 and 5 have K = 20
-        panels.append((
-            f"S = {S}, batch {batch}: MB and STORM",
-            [(r, r["run"], of_method[r["method"]]) for r in mine if r["K"] == shown[r["method"]]],
-        ))  # fmt: skip
-    last = [r for r in rows if r["figure"] == "figure6"]
-    if last:
-        panels += _by_method(last, "sorted", colours)
-        against = [(r, r["run"], of_method[r["method"]]) for r in rows if r["figure"] == "figure6c"]
-        panels.append(("sorted, 50 clients, by communication steps", against))
-    down = len(panels) // 3
+        panels += [(f"S = {S}, batch {batch}: {m}", of(m, mine)) for m in FEDSGDA]
+        if S == 5:  # figure 2 compares the best K of each, figures 4 and 5 the largest
+            last = [max((r for r in mine if r["method"] == m), key=_end) for m in FEDSGDA]
+        else:
+            last = [r for r in mine if r["K"] == max(by_K)]
+        panels.append((f"S = {S}, batch {batch}: " + ", ".join(r["run"] for r in last), compared(last)))
+    for title, last in (
+        *((f"sorted: {m}", of(m, [r for r in rows if r["figure"] == "figure6"])) for m in FEDSGDA),
+        (
+            "sorted, 50 clients, by communication steps",
+            compared(r for r in rows if r["figure"] == "figure6c"),
+        ),
+    ):
+        if any(r["figure"].startswith("figure6") for r in rows):
+            panels.append((title, last))
+    down, named = len(panels) // 3, set()
     fig = make_subplots(
-        down, 3, subplot_titles=[title for title, _ in panels], vertical_spacing=0.25 / down,
-        horizontal_spacing=0.05,
+        down, 3, subplot_titles=[title for title, _ in panels], vertical_spacing=0.25 / down, horizontal_spacing=0.05,
     )  # fmt: skip
-    for i, (title, lines) in enumerate(panels):
+    for i, (_, lines) in enumerate(panels):
         for row, name, colour in lines:
-            steps = 2 if title.endswith("communication steps") and row["method"] != "CODA" else 1
+            steps = (
+                2 if row["figure"] == "figure6c" and row["method"] != "CODA" else 1
+            )  # communication steps a round
             fig.add_scatter(
                 x=[steps * r for r in row["curves"]["round"]], y=[fmean(v) for v in zip(*row["curves"]["auc"], strict=True)],
-                name=name, legendgroup=name + colour, line={"color": colour, "width": 2}, mode="lines",
-                showlegend=i in (0, 1, 2, len(panels) - 1), row=i // 3 + 1, col=i % 3 + 1,
+                name=name, legendgroup=name, line={"color": colour, "width": 2}, mode="lines",
+                showlegend=name not in named, row=i // 3 + 1, col=i % 3 + 1,
             )  # fmt: skip
+            named.add(name)
     fig.update_layout(
-        template="plotly_white", width=1250, height=290 * down + 80, title="Test AUC, mean over seeds"
+        template="plotly_white",
+        width=1250,
+        height=290 * down + 80,
+        title="Test AUC against rounds, mean over seeds",
     )
     return fig
-
-
-def _by_method(rows, where, colours):
-    return [
-        (f"{where}: {m}", [(r, r["run"], colours[r["K"]]) for r in rows if r["method"] == m]) for m in FEDSGDA
-    ]
