@@ -444,6 +444,11 @@ def test_a_long_text_costs_no_more_than_its_own_length() -> None:
         ("column 'bmi' has numbers stored as text", {"bmi": list("2134")}, {}),
         ("column 'age' is there twice: rename or drop one", {}, {"features": ["age", "bp", "age"]}),
         ("x has NaN at row 2, column 'age' (0)", {"age": [60, 71, None, 48]}, {}),
+        (
+            "x has NaN at row 1, column 'bp' (1) (so have 2 columns: 'age', 'bp')",
+            {"age": [60, 71, None, 48], "bp": [1, None, 3, None]},
+            {},
+        ),
         ("x has NaN at row 1, column 'age' (0)", {"age": pd.array([60, None, 5, 48], dtype="Int64")}, {}),
         ("clients has no value at row 3", {"hospital": ["a", "b", "a", None]}, {}),
         ("y has no value at row 0", {"died": [None, "n", "n", "y"]}, {}),

@@ -75,7 +75,7 @@ from fedsaddle.data import load as load_dataset
 from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.federation import Federation
 from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK, TANGENT
-from fedsaddle.ingest import file_format, located, read_frame
+from fedsaddle.ingest import file_format, in_file, read_frame
 from fedsaddle.keys import Tree, unknown_key
 from fedsaddle.parse import from_toml, read_toml
 from fedsaddle.participation import Participation
@@ -375,7 +375,7 @@ def _federation(tree: Tree, progress: bool | None, networks: dict[str, nn.Module
                 federation = Federation.from_files(part["files"], **options)
             else:
                 file, sep = Path(part["file"]), options.pop("sep")
-                with located(file, sep):
+                with in_file(file, sep):
                     federation = Federation.from_frame(_table(file, sep), **options)
             federation = _held_out(federation, **split).scaled(scale)
     for i, change in enumerate(tree.get("transform", ())):

@@ -182,17 +182,24 @@ def _data(tell: Callable[[str], None]) -> Iterator[Finding]:
         yield Finding("data folder", "missing", f"{folder} ({origin}): mkdir -p {folder}")
     inside = [name for name, info in DATASETS.items() if info.bundled]
     yield Finding("bundled sets", "good", ", ".join(inside))
+    absent = []
     for info in DATASETS.values():
-        if not info.bundled:
-            tell(f"checking {info.name}")
+        if info.bundled:
+            continue
+        tell(f"checking {info.name}")
+        if fetch.locate(info, folder) is None:
+            absent.append(info.name)
+        else:
             yield _set(info, folder)
+    if absent:
+        get = "python -c \"import fedsaddle; fedsaddle.data.download('NAME')\""
+        yield Finding("other sets", "missing", f"{', '.join(absent)}; to download one: {get}")
 
 
 def _set(info: DatasetInfo, folder: Path) -> Finding:
     found = fetch.locate(info, folder)
     get = f"python -c \"import fedsaddle; fedsaddle.data.download('{info.name}')\""
-    if found is None:
-        return Finding(info.name, "missing", f"to download it: {get}")
+    assert found is not None
     files = [file for file in found[0].unique_files() if (folder / info.folder / file.name).is_file()]
     known = 0
     for file in files:

@@ -224,6 +224,10 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Groups as they are, or a random partition."""
         me = type(self).__name__
         if groups is not None:
+            if isinstance(groups, str):
+                self._refuse(
+                    f"groups must be one value a row, got {groups!r}; of a data frame: groups=frame[{groups!r}]"
+                )
             check_consistent_length(codes, groups)
             if self.n_sites is not None:
                 warnings.warn(

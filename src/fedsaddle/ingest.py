@@ -191,7 +191,7 @@ def one_hot(
         for frame, file in (
             (frame, file) for frame, file, text in zip(frames, files, of_text, strict=True) if text
         ):
-            with _named(file, sep):
+            with in_file(file, sep):
                 given.append(_texts(frame[c], c))
         if not all(of_text):
             has, has_not = (Path(files[of_text.index(kind)] or "").name for kind in (True, False))
@@ -273,7 +273,7 @@ def _texts(values: Any, name: Any) -> list[str]:
 
 
 @contextmanager
-def _named(file: Path | None, sep: str) -> Iterator[None]:
+def in_file(file: Path | None, sep: str) -> Iterator[None]:
     """What is refused is named with its file."""
     if file is None:
         yield
@@ -302,7 +302,9 @@ def check_finite(tensor: Tensor, name: str, columns: Sequence[str]) -> None:
         where += f", column {columns[at[0]]!r} ({at[0]})" if columns else f", column {at[0]}"
     elif at:
         where += f", position {tuple(at)}"
-    raise BadRow(f"{name} has {what} at {where}", row)
+    others = [columns[c] for c in bad[:, 1].unique().tolist()] if len(at) == 1 and columns else []
+    more = f" (so have {len(others)} columns: {short(others)})" if len(others) > 1 else ""
+    raise BadRow(f"{name} has {what} at {where}{more}", row)
 
 
 def same_length(data: Mapping[str, Tensor]) -> int:
