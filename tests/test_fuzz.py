@@ -74,6 +74,7 @@ def test_a_number_of_thousands_of_digits_can_be_shown() -> None:
     tree = fuzz.CONFIGS["quadratic"] | {"train": {"rounds": 1, "batch_size": "x" * 3, "seed": 16**5000}}
     refused(lambda: resolve(tree), "train")
     assert to_toml({"a": 16**5000}).startswith("a = 0x1000")
+    resolve(fuzz.CONFIGS["quadratic"] | {"train": {"rounds": 16**5000}})
     tree = fuzz.CONFIGS["quadratic"] | {"data": {"name": 16**5000}, "partition": {"name": "iid"}}
     refused(lambda: resolve(tree), "data.name")
 

@@ -44,6 +44,7 @@ from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.participation import Full, Participation
 from fedsaddle.problem import Problem, tree_map
 from fedsaddle.sampling import SAMPLINGS
+from fedsaddle.toml import quoted
 from fedsaddle.trackers import Track, Tracking, named
 from fedsaddle.wire import tensors_of
 
@@ -210,12 +211,11 @@ class Run:
         )
         for name, value, kind in kinds:
             _require(name, isinstance(value, kind), _KINDS[name], type(value).__name__)
-        _require(
-            "rounds",
-            hasattr(rounds, "__index__") and rounds >= 1,
-            "a whole number >= 1",
-            repr(rounds),
-        )
+        whole = hasattr(rounds, "__index__")
+        shown = (
+            quoted(int(rounds)) if whole else repr(rounds)
+        )  # Python writes no number of thousands of digits
+        _require("rounds", whole and rounds >= 1, "a whole number >= 1", shown)
         _require(
             "batch_size", batching.size is None or batching.size >= 1, ">= 1 (or None for all)", batching.size
         )
