@@ -79,6 +79,15 @@ def test_a_number_of_thousands_of_digits_can_be_shown() -> None:
     refused(lambda: resolve(tree), "data.name")
 
 
+@pytest.mark.parametrize("values", [{"uniform": [0, 16**5000]}, [0.5, 16**5000]], ids=["range", "list"])
+def test_a_sweep_over_numbers_that_no_float_holds(values: Any, tmp_path: Path) -> None:
+    tree = fuzz.CONFIGS["quadratic"] | {
+        "sweep": {"metric": "field_norm", "points": {"algorithm": {"lr": values}}}
+    }
+    (tmp_path / "s.toml").write_text(to_toml(tree))
+    refused(lambda: sweeps.plan(tmp_path / "s.toml"), "must be below 1e308 in size")
+
+
 def test_an_override_with_a_line_break(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(to_toml(fuzz.CONFIGS["quadratic"]))
     refused(lambda: load(tmp_path / "c.toml", ["a\nb"]), "must be section.key=value")

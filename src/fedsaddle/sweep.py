@@ -180,13 +180,20 @@ def _values(where: str, value: Any) -> list[Any] | Range:
     if any(
         isinstance(v, float) for v in value
     ):  # [1, 0.1] is [1.0, 0.1]: real numbers can be computed together
-        return [float(v) if type(v) is int else v for v in value]
+        return [_real(where, v) if type(v) is int else v for v in value]
     return value
+
+
+def _real(where: str, number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        raise FedsaddleError(f"{where}: must be below 1e308 in size, got {quoted(number)}") from None
 
 
 def _range(where: str, ends: Any, log: bool) -> Range:
     if isinstance(ends, list) and len(ends) == 2 and all(type(v) in (int, float) for v in ends):
-        low, high = map(float, ends)
+        low, high = (_real(where, v) for v in ends)
         if (0 if log else -math.inf) < low < high < math.inf:
             return Range(low, high, log)
     raise FedsaddleError(f"{where}: must be [a, b] with {'0 < ' if log else ''}a < b, got {quoted(ends)}")
