@@ -12,7 +12,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,17 +24,10 @@ from fedsaddle import cli
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.describe import Kind, described, parameters, things
 from fedsaddle.toml import to_toml
+from tests.conftest import Command, Done
 
 pytest.importorskip("plotly")
 
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Done]
 
 TABLE: dict[str, Any] = {  # a config of each kind of data, tiny
     "data": {"name": "breast_cancer", "test": 0.25},
@@ -54,22 +47,6 @@ FILES = {k: v for k, v in TABLE.items() if k != "partition"} | {
     "data": {"files": "sites/*.csv", "label": "died", "positive": 1, "test": 0.25}
 }
 FRAME = FILES | {"data": {"file": "all.csv", "group": "hospital", "label": "died", "test": 0.25}}
-
-
-@pytest.fixture
-def fedsaddle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command in this process, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path / "no data here"))
-
-    def command(*arguments: str | Path) -> Done:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main([str(a) for a in arguments])
-        assert isinstance(end.value.code, int)
-        return Done(end.value.code, *capsys.readouterr())
-
-    return command
 
 
 def save(tree: dict[str, Any], name: str = "tiny.toml") -> str:

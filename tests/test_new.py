@@ -9,7 +9,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,29 +20,7 @@ from fedsaddle import cli, doctor
 from fedsaddle.config import load
 from fedsaddle.data import DATASETS
 from fedsaddle.new import AIMS, Wanted, _no_features, _positive, project
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def fedsaddle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Done]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path / "no data here"))
-
-    def command(*arguments: str | Path) -> Done:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main([str(a) for a in arguments])
-        assert isinstance(end.value.code, int)
-        return Done(end.value.code, *capsys.readouterr())
-
-    return command
+from tests.conftest import Done
 
 
 def patients(n: int = 240) -> pd.DataFrame:

@@ -350,6 +350,10 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         return pandas.DataFrame(self._records).set_index("round")
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The area under the ROC curve (not the accuracy)."""
+        return float(roc_auc_score(y, self.decision_function(X), sample_weight=sample_weight))
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_class = not self._binary
@@ -530,10 +534,6 @@ class FederatedAUCClassifier(FederatedClassifier):
     def _problem(self, module: nn.Module, classes: int) -> Problem:
         return AUC(module, regulariser=self.regulariser)
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The area under the ROC curve (not the accuracy)."""
-        return float(roc_auc_score(y, self.decision_function(X), sample_weight=sample_weight))
-
 
 class FairFederatedClassifier(FederatedClassifier):
     """A classifier that is good on the worst-off sites: the log loss of the worst mixture of sites.
@@ -641,10 +641,6 @@ class FederatedPairwiseRanker(FederatedClassifier):
             "problem", {"name": "pairwise_auc", "loss": self.loss, **(self.loss_params or {})}, "loss_params"
         )
         return PairwiseAUC(module, **arguments("problem", part) | {"regulariser": self.regulariser})
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The area under the ROC curve (not the accuracy)."""
-        return float(roc_auc_score(y, self.decision_function(X), sample_weight=sample_weight))
 
 
 class _Calibrated(nn.Module):
