@@ -334,6 +334,12 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     (folder / "a9a.t.bz2").write_bytes(b"not bzip2")
     refused("delete the damaged file and fetch it again", lambda: load("a9a", data_dir=tmp_path))
     refused("a9a.bz2 has sha256", lambda: load("a9a", data_dir=tmp_path, verify=True))
+    (tmp_path / "pneumoniamnist").mkdir()
+    np.savez(tmp_path / "pneumoniamnist" / "pneumoniamnist.npz", train_images=np.zeros(1))
+    archive = bytearray((tmp_path / "pneumoniamnist" / "pneumoniamnist.npz").read_bytes())
+    archive[archive.index(b"PK\1\2") + 6] = 255  # version needed to unpack
+    (tmp_path / "pneumoniamnist" / "pneumoniamnist.npz").write_bytes(archive)
+    refused("(zip file version 25.5): delete", lambda: load("pneumoniamnist", data_dir=tmp_path))
     (tmp_path / "cifar100").mkdir()
     (tmp_path / "cifar100" / "cifar-100-binary.tar.gz").write_bytes(gzip.compress(b"half a tar"))
     refused("cifar100: cannot read cifar-100-binary.tar.gz", lambda: load("cifar100", data_dir=tmp_path))

@@ -501,6 +501,12 @@ def test_the_line_of_a_row_in_a_compressed_file(tmp_path: Path) -> None:
     assert [ingest.line_of(file, row) for row in (0, 1)] == [2, 5]
 
 
+def test_the_line_of_a_row_after_a_very_long_field(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text(f"note,age\n{'x' * 200_000},1\ny,2\n")
+    assert ingest.line_of(file, 1) == 3
+
+
 def test_from_npz_and_libsvm_files(tmp_path: Path) -> None:
     for name in ("s1", "s2"):
         np.savez(tmp_path / f"{name}.npz", x=np.ones((3, 2, 2)), y=np.array([0, 1, 1]))

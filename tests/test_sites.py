@@ -503,3 +503,6 @@ def test_check_finds_nothing_at_a_sound_site_and_everything_at_a_bad_one(tmp_pat
     assert check(write(tmp_path, "b", None)) == [
         f"{tmp_path}/b.csv is not there: correct data.file, which is relative to {tmp_path}"
     ]
+    endless = write(tmp_path, "c", None)
+    endless.write_text(endless.read_text().replace("c.csv", "c" * 5000 + ".csv"))
+    assert "is not there: correct data.file" in check(endless)[0]

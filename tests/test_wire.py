@@ -31,7 +31,13 @@ class Pair(NamedTuple):
     b: Any
 
 
-CLASSES = {f"{Pair.__module__}:Pair": Pair}
+class Typed(NamedTuple):
+    z: torch.Tensor
+    n: int | None
+    ends: tuple[float, float] | None
+
+
+CLASSES = {f"{kind.__module__}:{kind.__name__}": kind for kind in (Pair, Typed)}
 TENSORS = st.builds(
     lambda dtype, shape: (torch.arange(int(np.prod(shape))).reshape(shape) * 0.7 - 1).to(dtype),
     st.sampled_from([torch.float32, torch.float64, torch.int64, torch.uint8, torch.bfloat16]),
@@ -134,6 +140,13 @@ GARBAGE = {
     "too many parts": _saved({"named": f"{Pair.__module__}:Pair", "parts": [1, 2, 3]}),
     "no such tensor": _saved({"tensor": "1"}),
     "a list": _saved([1, 2]),
+    "a number for a tensor": _saved({"named": f"{Typed.__module__}:Typed", "parts": [1, 2, None]}),
+    "text for a number": _saved(
+        {"named": f"{Typed.__module__}:Typed", "parts": [{"tensor": "0"}, "2", None]}
+    ),
+    "another length": _saved(
+        {"named": f"{Typed.__module__}:Typed", "parts": [{"tensor": "0"}, 2, {"tuple": [1]}]}
+    ),
     "an unknown form": _saved({"dict": {}}),
     "deep": save({"0": torch.ones(1)}, {"tree": '{"tuple":[' * 100_000}),
 }
@@ -147,6 +160,11 @@ def test_bytes_that_are_no_tree_are_refused(
     with pytest.raises(Garbled, match=r"^wire: "):
         unpack(GARBAGE[what], CLASSES)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_annotations_promise_is_let_through() -> None:
+    for tree in (Typed(torch.ones(2), None, None), Typed(torch.ones(2), 3, (1, 2.5))):
+        assert same(unpack(pack(tree), CLASSES), tree)
 
 
 def test_what_cannot_be_sent_is_refused() -> None:

@@ -8,6 +8,7 @@ import gzip
 import lzma
 import math
 import os
+import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -740,13 +741,17 @@ def line_of(file: Path, row: int, sep: str = ",") -> int:
     """The line of a .csv file, from 1, where its row begins; blank lines are none, a quoted field may have several."""
     readers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     left, line = row + 1, 1  # the header is a row as well
-    with readers.get(file.suffix.lower(), open)(file, "rt", encoding="utf-8", newline="") as text:
-        records = csv.reader(text, delimiter=sep)
-        for record in records:
-            blank = not any(field.strip() for field in record) and len(record) <= 1
-            if not blank and left == 0:
-                break
-            left, line = left - (not blank), records.line_num + 1
+    usual = csv.field_size_limit(sys.maxsize)  # a field has any length for pandas, which has read the file
+    try:
+        with readers.get(file.suffix.lower(), open)(file, "rt", encoding="utf-8", newline="") as text:
+            records = csv.reader(text, delimiter=sep)
+            for record in records:
+                blank = not any(field.strip() for field in record) and len(record) <= 1
+                if not blank and left == 0:
+                    break
+                left, line = left - (not blank), records.line_num + 1
+    finally:
+        csv.field_size_limit(usual)
     return line
 
 

@@ -173,7 +173,7 @@ class Site:
     @cached_property
     def rows(self) -> Rows:
         """All rows of the file, checked, each in its part."""
-        if not self.file.exists():
+        if not os.path.exists(self.file):  # False, too, where the name is too long for a file
             raise FedsaddleError(
                 f"{self.file} is not there: correct data.file, which is relative to {self.folder}"
             )
@@ -688,7 +688,7 @@ def check(path: str | os.PathLike[str]) -> list[str]:
         if wrong := _mistakes(_tree(Path(path))):
             return wrong
         site = Site.load(path)
-        if site.file.exists() and site.is_table:
+        if os.path.exists(site.file) and site.is_table:
             frame = ingest.read_frame(site.file, site.data.sep)
             wrong = _missing_columns(site, frame) + _holes(site, frame)
             if wrong:

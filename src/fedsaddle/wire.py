@@ -18,13 +18,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedsaddle.clients import Each, Once
+from fedsaddle.clients import Control, Each, Once
 from fedsaddle.errors import FedsaddleError
 
 Classes = Mapping[str, type[tuple[Any, ...]]]
@@ -125,7 +127,11 @@ def unpack(data: bytes, classes: Classes, held: Held | None = None, keep: Keep |
         kind = classes.get(part["named"])
         if kind is None:
             raise Garbled(f"wire: {part['named']!r} is none of the classes that are accepted")
-        return kind(*(made(p) for p in part["parts"]))
+        named = kind(*(made(p) for p in part["parts"]))
+        for field, hint in _hints(kind).items():
+            if not _fits(getattr(named, field), hint):
+                raise Garbled(f"wire: {kind.__name__}.{field} is a {type(getattr(named, field)).__name__}")
+        return named
 
     try:
         return made(structure)
@@ -159,6 +165,31 @@ def tensors_of(tree: Any, marked: bool = True) -> Iterable[tuple[str, Tensor]]:
         for name, part in zip(getattr(tree, "_fields", map(str, range(len(tree)))), tree, strict=True):
             for path, tensor in tensors_of(part, marked):
                 yield f"{name}.{path}" if path else name, tensor
+
+
+@cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    """Of which type a NamedTuple's fields are; nothing where its module does not have the names at run time."""
+    try:
+        return get_type_hints(kind)
+    except NameError:
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a part of a tree is what an annotation promises; annotations of other kinds promise nothing."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, option) for option in get_args(hint))
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)
+        if not isinstance(value, tuple) or inner[-1] is Ellipsis:
+            return isinstance(value, tuple)
+        return len(value) == len(inner) and all(map(_fits, value, inner))
+    if hint in (Tensor, Control):  # a Control travels as its value
+        return isinstance(value, Tensor | Each)
+    if hint is float:
+        return isinstance(value, int | float)
+    return hint is Any or not isinstance(hint, type) or isinstance(value, hint)
 
 
 def _opened(data: bytes) -> tuple[Any, dict[str, Tensor]]:

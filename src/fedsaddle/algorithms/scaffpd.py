@@ -52,7 +52,7 @@ class State(NamedTuple):
     lam: Tensor | None  # the clients' weights [1, N]; equal before the first round
     losses: Tensor | None  # of the round before [1, N]
     round: int
-    monitors: NamedTuple | None  # Monitors, or others
+    monitors: tuple[Any, ...] | None  # Monitors, or others
 
 
 @dataclass(frozen=True)

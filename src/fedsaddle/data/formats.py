@@ -26,6 +26,7 @@ Paths = Mapping[str, Sequence[Path]]
 BROKEN = (
     OSError,
     EOFError,
+    NotImplementedError,  # a zip archive of a version that does not exist
     ValueError,
     LookupError,
     ArithmeticError,
