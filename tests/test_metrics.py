@@ -142,3 +142,35 @@ def test_many_scorings_are_computed_in_slices(monkeypatch):
     whole = metrics.aucs(scores, positive, owner, 4)
     monkeypatch.setattr(metrics, "_NUMBERS_AT_ONCE", 100)
     torch.testing.assert_close(metrics.aucs(scores, positive, owner, 4), whole)
+
+
+@pytest.mark.parametrize("problem", [fs.AUC, fs.ERM, fs.PairwiseAUC])
+def test_without_monitors_training_data_are_left_alone(problem: type[fs.Problem], monkeypatch) -> None:
+    looked: list[str] = []
+    own = _federation(sizes=(40, 30, 50))
+    fed = own.with_test(own.data["x"][:90], own.data["y"][:90])  # which no client owns
+    algorithm = fs.RSPairwise(local_steps=1) if problem is fs.PairwiseAUC else fs.LocalSGDA(local_steps=1)
+
+    def trained(monitors: bool) -> fs.Run:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(fed.data["x"].shape[1], 1)
+        run = fs.train(problem(model, monitors=monitors), algorithm, fed, rounds=2, progress=False)
+        looked.clear()
+        monkeypatch.setattr(metrics.Split, "pieces", watched)
+        run.finish()
+        monkeypatch.undo()
+        return run
+
+    pieces = metrics.Split.pieces
+
+    def watched(split: metrics.Split, *args: object) -> object:
+        looked.append("train" if split.n_clients == fed.n_clients else "test")
+        return pieces(split, *args)
+
+    all_of_it = trained(True)
+    assert "train" in looked
+    less = trained(False)
+    assert set(looked) == {"test"}
+    assert torch.equal(less.state.z, all_of_it.state.z)
+    assert less.metrics.keys() < all_of_it.metrics.keys() and not less.by_client
+    assert less.metrics.items() - {("seconds", less.metrics["seconds"])} <= all_of_it.metrics.items()

@@ -123,6 +123,16 @@ def test_a_finished_run_without_the_curves_is_run_again(tmp_path: Path) -> None:
     assert wanted[0] in Journal(path, ["distance"])
 
 
+def test_a_run_from_before_an_option_existed_is_not_run_again(tmp_path: Path) -> None:
+    wanted, path = [toy(tmp_path)], tmp_path / "runs.jsonl"
+    finish(wanted, Journal(path))
+    entry = json.loads(path.read_text())
+    older = "\n".join(line for line in entry["config"].split("\n") if not line.startswith("guard = "))
+    assert len(older) < len(entry["config"])
+    path.write_text(json.dumps(entry | {"config": older}) + "\n" + json.dumps({"config": "guard ="}) + "\n")
+    assert wanted[0] in Journal(path) and toy(tmp_path, lr=0.02) not in Journal(path)
+
+
 def test_a_run_that_diverged_has_no_curve_and_is_not_run_again(tmp_path: Path) -> None:
     wanted, path = [toy(tmp_path, lr=1e30)], tmp_path / "runs.jsonl"
     (entry,) = finish(wanted, Journal(path, ["distance"]))

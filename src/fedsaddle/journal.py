@@ -11,9 +11,11 @@ import json
 import multiprocessing
 import statistics
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +52,7 @@ class Journal:
     def __init__(self, path: Path, curves: Sequence[str] = ()) -> None:
         self.path, self.curves = path, tuple(curves)
         self._done: dict[str, Entry] = {}
+        self._renewed = False
         if not path.exists():
             return
         text = path.read_bytes()
@@ -66,13 +69,23 @@ class Journal:
                 raise FedsaddleError(f"{path}, line {n}: is no finished run; delete the line") from None
 
     def __contains__(self, config: Config) -> bool:
-        entry = self._done.get(key_of(config))
+        key = key_of(config)
+        if key not in self._done and not self._renewed:
+            self._renew()
+        entry = self._done.get(key)
         if entry is None:
             return False
         return "diverged" in entry["metrics"] or entry.get("curves", {}).keys() >= set(self.curves)
 
     def __getitem__(self, config: Config) -> Entry:
         return self._done[key_of(config)]
+
+    def _renew(self) -> None:
+        """A run that was written down before some option existed ran with what is now that option's default."""
+        self._renewed = True
+        for text, entry in list(self._done.items()):
+            with suppress(FedsaddleError, tomllib.TOMLDecodeError):
+                self._done.setdefault(key_of(configs.resolve(tomllib.loads(text))), entry)
 
     def add(self, entries: Sequence[Entry]) -> None:
         """Write down finished runs."""

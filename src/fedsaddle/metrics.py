@@ -170,11 +170,12 @@ def by_owner(splits: Mapping[str, Split], name: str) -> bool:
 
 
 def ranking(
-    problem: ModelProblem, z: Tensor, splits: Mapping[str, Split], positive: int
-) -> list[tuple[dict[str, float], list[float]]]:
+    problem: ModelProblem, z: Tensor, splits: Mapping[str, Split], positive: int, training: bool = True
+) -> list[tuple[dict[str, float], dict[str, list[float]]]]:
     """AUC of pooled test and validation data (of training data without), and client by client, at z [R, 1, d].
 
-    Of validation data that clients own, the spread over clients too, to choose by.
+    Of validation data that clients own, the spread over clients too, to choose by. Where clients own no test data they are
+    told apart by their training data, if `training` allows it.
     """
     scored = {k: problem.all_scores(z, s) for k, s in splits.items() if k != "train" or "test" not in splits}
     pooled = {}
@@ -183,19 +184,23 @@ def ranking(
         is_positive = splits[name].data["y"] == positive
         pooled[key] = aucs(scores, is_positive, torch.zeros_like(splits[name].owner), 1).squeeze(-1).tolist()
     split = clients_split(splits)
-    scores = scored["test"] if split is splits.get("test") else problem.all_scores(z, split)
     is_positive = split.data["y"] == positive
-    by_client = aucs(scores, is_positive, split.owner, split.n_clients).tolist()
+    by_client: list[dict[str, list[float]]] = [{} for _ in z]
+    if training or split is splits.get("test"):
+        scores = scored["test"] if split is splits.get("test") else problem.all_scores(z, split)
+        by_client = [
+            {"auc": values} for values in aucs(scores, is_positive, split.owner, split.n_clients).tolist()
+        ]
     (shares,) = split.client_means(is_positive.unsqueeze(0))
     single = sum(share in (0.0, 1.0) for share in shares)
     valid: list[list[float]] = [[]] * len(by_client)
     if by_owner(splits, "valid"):
-        own = splits["valid"]
-        valid = aucs(scored["valid"], own.data["y"] == positive, own.owner, own.n_clients).tolist()
+        held = splits["valid"]
+        valid = aucs(scored["valid"], held.data["y"] == positive, held.owner, held.n_clients).tolist()
     return [
-        ({k: v[i] for k, v in pooled.items()} | spread(values, "auc") | spread(valid[i], "valid_auc")
-         | {"single_class_clients": single}, values)
-        for i, values in enumerate(by_client)
+        ({k: v[i] for k, v in pooled.items()} | spread(own.get("auc", []), "auc") | spread(valid[i], "valid_auc")
+         | {"single_class_clients": single}, own)
+        for i, own in enumerate(by_client)
     ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -55,6 +56,8 @@ class AUC(ModelProblem):
         dual: "gradient" (the papers) or "margin" (the public code).
         margin: m of the margin mode.
         positive: index of the class that counts as positive (federation.classes[positive]); all others are negative.
+        monitors: whether an evaluation also goes over the training data, for phi, its gradient, the dual's distance from its
+            optimum and, where clients own no test data, their AUC. With a large network that may take longer than training.
 
     Example:
         >>> import fedsaddle as fs, torch
@@ -67,6 +70,7 @@ class AUC(ModelProblem):
     dual: Literal["gradient", "margin"] = "gradient"
     margin: float = 1.0
     positive: int = 1
+    monitors: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -241,7 +245,10 @@ class AUC(ModelProblem):
         return (self.margin + x_mean / (p * (1 - p))).clamp(0.0, _LARGEST_DUAL)
 
     def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> list[Evaluation]:
-        ranks, train = metrics.ranking(self, z, splits, self.positive), splits["train"]
+        ranks = metrics.ranking(self, z, splits, self.positive, training=self.monitors)
+        train = splits["train"]
+        if not self.monitors:
+            return list(starmap(Evaluation, ranks))
         with torch.no_grad():
             parts = [
                 self.at_each(z, b, lambda z, b: (self.coupling(z, b.data) * b.w).sum(-1, keepdim=True))
@@ -252,6 +259,6 @@ class AUC(ModelProblem):
         norms, off = F[..., :-1].norm(dim=(-2, -1)), (z - best).norm(dim=(-2, -1))
         closed = zip(phi.tolist(), norms.tolist(), off.tolist(), strict=True)
         return [
-            Evaluation(values | {"phi": phi, "grad_phi": norm, "dual_distance": off}, {"auc": by_client})
+            Evaluation(values | {"phi": phi, "grad_phi": norm, "dual_distance": off}, by_client)
             for (values, by_client), (phi, norm, off) in zip(ranks, closed, strict=True)
         ]

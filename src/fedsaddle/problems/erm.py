@@ -30,6 +30,8 @@ class ERM(ModelProblem):
         loss: "logistic" log(1 + exp(-t h)), t = +1 for the positive class and -1 for the rest; "cross_entropy";
             "squared" (h - y)^2 / 2; "one_hot" ||h - (e_y - 1/C)||^2 / 2, squared loss for classes (e_y: 1 at y, else 0).
         positive: which class index counts as positive under "logistic" and in the reported AUC.
+        monitors: whether an evaluation also goes over the training data, for loss, gradient, accuracy there and, where
+            clients own no test data, how they differ. With a large network that may take longer than training.
 
     Example:
         >>> import fedsaddle as fs, torch
@@ -39,6 +41,7 @@ class ERM(ModelProblem):
 
     loss: Literal["logistic", "cross_entropy", "squared", "one_hot"] = "logistic"
     positive: int = 1
+    monitors: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,29 +115,31 @@ class ERM(ModelProblem):
             )
 
     def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> list[Evaluation]:
-        loss, F = metrics.objective(self, z, splits["train"])
-        norms = F.norm(dim=(-2, -1)).tolist()
-        out = [
-            Evaluation({"loss": value, "grad_norm": norm}, {})
-            for value, norm in zip(loss.tolist(), norms, strict=True)
-        ]
+        out = [Evaluation({}, {}) for _ in z]
+        if self.monitors or federation.data["y"].is_floating_point():
+            loss, F = metrics.objective(self, z, splits["train"])
+            norms = F.norm(dim=(-2, -1)).tolist()
+            for e, value, norm in zip(out, loss.tolist(), norms, strict=True):
+                e.values.update(loss=value, grad_norm=norm)
         if federation.data["y"].is_floating_point():
             return out
         if len(federation.classes) == 2 or self.loss not in OF_CLASSES:
-            ranks = metrics.ranking(self, z, splits, self.positive)
+            ranks = metrics.ranking(self, z, splits, self.positive, training=self.monitors)
             for e, (values, by_client) in zip(out, ranks, strict=True):
                 e.values.update(values)
-                e.by_client["auc"] = by_client
-        right = {name: self.correct(z, split) for name, split in splits.items()}
+                e.by_client.update(by_client)
+        look = self.monitors or "test" not in splits
+        right = {name: self.correct(z, split) for name, split in splits.items() if look or name != "train"}
         for name, key in (("test", "accuracy"), ("valid", "valid_accuracy"), ("train", "train_accuracy")):
             if name in right:
                 for e, value in zip(out, right[name].mean(-1).tolist(), strict=True):
                     e.values[key] = value
         split = metrics.clients_split(splits)
-        hits = right["test"] if split is splits.get("test") else right["train"]
-        for e, shares in zip(out, split.client_means(hits), strict=True):
-            e.values.update(metrics.spread(shares, "accuracy"))
-            e.by_client["accuracy"] = shares
+        hits = right.get("test" if split is splits.get("test") else "train")
+        if hits is not None:
+            for e, shares in zip(out, split.client_means(hits), strict=True):
+                e.values.update(metrics.spread(shares, "accuracy"))
+                e.by_client["accuracy"] = shares
         if metrics.by_owner(splits, "valid"):
             for e, shares in zip(out, splits["valid"].client_means(right["valid"]), strict=True):
                 e.values.update(metrics.spread(shares, "valid_accuracy"))

@@ -20,6 +20,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import starmap
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -127,6 +128,7 @@ class PairwiseAUC(Pairwise):
         tau: slope of barrier_hinge outside of its margin.
         q: exponent of q_norm_hinge.
         positive: index of the class that counts as positive (federation.classes[positive]); all others are negative.
+        monitors: whether clients that own no test data are told apart by their AUC on training data.
 
     Example:
         >>> import fedsaddle as fs, torch
@@ -142,6 +144,7 @@ class PairwiseAUC(Pairwise):
     tau: float = 2.0
     q: float = 2.0
     positive: int = 1
+    monitors: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,8 +192,8 @@ class PairwiseAUC(Pairwise):
         metrics.check_positive(type(self).__name__, self.positive, federation)
 
     def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> list[Evaluation]:
-        ranks = metrics.ranking(self, z, splits, self.positive)
-        return [Evaluation(values, {"auc": by_client}) for values, by_client in ranks]
+        ranks = metrics.ranking(self, z, splits, self.positive, training=self.monitors)
+        return list(starmap(Evaluation, ranks))
 
 
 @dataclass(frozen=True, eq=False)
