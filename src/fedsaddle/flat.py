@@ -132,7 +132,7 @@ class FlatModel:
             out = _run([layer], iter(w.split(self.sizes, dim=-1)), x)
 
             def products(g: Tensor) -> Tensor:
-                dw = (g.mT @ x).flatten(1)
+                dw = torch.bmm(g.mT, x).flatten(1)
                 return dw if layer.bias is None else torch.cat([dw, g.sum(-2)], dim=-1)
 
             return out, products

@@ -7,6 +7,7 @@ rounding at most; the others follow one by one, or beside one another in several
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import multiprocessing
 import statistics
@@ -258,6 +259,9 @@ def _share(
     trees: Sequence[dict[str, Any]], together: int, curves: Sequence[str], tracked: Tracked | None
 ) -> list[Entry]:
     """In a process of its own: the entries of runs that are alike."""
+    gc.collect()  # the runs of an earlier share refer to themselves
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # other processes need what they had
     entries = []
     alike = [Config(tree) for tree in trees]
     for group in _groups(alike, _last_federation(Federations.key(alike[0])), together, tracked):

@@ -107,12 +107,13 @@ class CODASCA(ProximalStages):
         gamma = cohort.per_variable(x=self.gamma, y=0.0)
         v_ref = cohort.pad(m.v_ref) if self.proximal else m.z
         c_k = cohort.memory
+        correction = m.c - c_k
 
         def step(z: Tensor, batch: Batch) -> Tensor:
             F = cohort.field(z, batch)
             if self.proximal:
                 F = F + gamma * (z - v_ref)  # F_k^s
-            return cohort.prox(z - lr * (F - c_k + m.c), lr)
+            return cohort.prox(z - lr * (F + correction), lr)
 
         z = cohort.scan(step, m.z, steps)
         new = c_k - m.c + (m.z - z) / (steps * lr)  # eq. (6)

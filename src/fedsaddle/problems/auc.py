@@ -121,7 +121,11 @@ class AUC(ModelProblem):
         pos = (data["y"] == self.positive).to(z.dtype)
         ratio = (1 - 2 * self._p) * pos + self._p  # 1-p on positives, p on negatives
         sign = 1 - 2 * pos  # -1 on positives, +1 on negatives
-        return b + (a - b) * pos, 1 + alpha if self.dual == "gradient" else alpha, ratio, sign
+        return b + (a - b) * pos, self._one_plus(alpha), ratio, sign
+
+    def _one_plus(self, alpha: Tensor) -> Tensor:
+        """1 + alpha; in margin mode A, which contains the 1."""
+        return 1 + alpha if self.dual == "gradient" else alpha
 
     def field(self, z: Tensor, batch: Batch) -> Tensor:
         """As `Problem.field`; derivatives by h, a, b and alpha are written out, which halves the cost on small models."""
@@ -132,29 +136,29 @@ class AUC(ModelProblem):
                 share = batch.w.sum(-1, keepdim=True)
                 F = torch.cat([F[..., :-1], self._margin_step(z) * share], dim=-1)
             return F
-        w, x = z[..., : self.flat.n], batch.data["x"]
+        weights, x = z[..., : self.flat.n], batch.data["x"]
         if torch.compiler.is_compiling():  # which follows torch.func
-            outputs, vjp = torch.func.vjp(lambda w: self.flat(w, x), w)  # type: ignore[misc]
+            outputs, vjp = torch.func.vjp(lambda v: self.flat(v, x), weights)  # type: ignore[misc]
             pullback: Callable[[Tensor], Tensor] = lambda g: vjp(g)[0]
         else:
-            outputs, pullback = self.flat.with_pullback(w, x)
-        h, p = self._one_score(outputs), self._p
-        a_or_b, one_plus, ratio, sign = self._head(z, batch.data)
-        ratio = 2 * ratio * batch.w
-        residual = ratio * (h - a_or_b)
-        coupling = ratio * sign
-        dw = pullback((residual + one_plus * coupling).unsqueeze(-1))
+            outputs, pullback = self.flat.with_pullback(weights, x)
+        # each line is one call where it can be: on small models calls are what a step costs
+        h, w, p = self._one_score(outputs), batch.w, self._p
+        a, b, alpha = z[..., -3:].split(1, dim=-1)
+        pos = (batch.data["y"] == self.positive).to(z.dtype)
+        w_pos, w_2p = w * pos, w * (2 * p)
+        ratio = torch.add(w_2p, w_pos, alpha=2 - 4 * p)  # 2(1-p) on positives, 2p on negatives
+        signed = torch.sub(w_2p, w_pos, alpha=2)  # -2(1-p) on positives, 2p on negatives
+        residual = ratio * (h - torch.lerp(b, a, pos))
+        dw = pullback(torch.addcmul(residual, self._one_plus(alpha), signed).unsqueeze(-1))
         # -dF/da = 2(1-p)(h-a) 1+, -dF/db = 2p(h-b) 1-
-        both = residual.sum(-1, keepdim=True)
-        difference = (residual * sign).sum(-1, keepdim=True)  # negatives minus positives
-        da, db = (difference - both) / 2, (-difference - both) / 2
-        alpha = z[..., -1:]
-        share = batch.w.sum(-1, keepdim=True)  # 1, or what a piece is of all local samples
+        minus_da, both = (residual * pos).sum(-1, keepdim=True), residual.sum(-1, keepdim=True)
+        share = w.sum(-1, keepdim=True)  # 1, or what a piece is of all local samples
         if self.dual == "gradient":
-            minus_dalpha = 2 * p * (1 - p) * alpha * share - (coupling * h).sum(-1, keepdim=True)
+            minus_dalpha = 2 * p * (1 - p) * (alpha * share) - (signed * h).sum(-1, keepdim=True)
         else:  # the public code's dual step, not dF/dA
             minus_dalpha = self._margin_step(z) * share
-        return torch.cat([dw, da, db, minus_dalpha], dim=-1)
+        return torch.cat([dw, -minus_da, minus_da - both, minus_dalpha], dim=-1)
 
     def _margin_step(self, z: Tensor) -> Tensor:
         return 2 * z[..., -1:] - 2 * (self.margin + z[..., -2:-1] - z[..., -3:-2])
