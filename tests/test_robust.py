@@ -498,6 +498,37 @@ def test_afl_with_one_gradient_reaches_the_robust_optimum() -> None:
     assert error(1) < 1e-8 and error(10) > 1e-4
 
 
+def test_drfa_hovers_around_the_saddle_of_the_worst_mixture() -> None:
+    """It draws clients by their weights, so its iterates scatter; their mean over many rounds is the saddle."""
+    fed, problem = robust_regression_federation(heterogeneity=0.3), RobustRegression(10)
+    pairs = [(np.asarray(c["x"]), np.asarray(c["y"])) for c in clients_of(fed)]
+    best, weights = ref_robust.robust_optimum(pairs, problem.mu, ref_robust.afl_set())
+    got = drive(DRFA(lr=0.05, local_steps=1, dual_lr=0.05), problem, fed, 700, batching=FULL)
+    lam = np.mean([s.lam[0].numpy() for s in got.states[300:]], axis=0)
+    average = drive(FedAvg(lr=0.1, local_steps=1), problem, fed, 300, batching=FULL).z[-1]
+    assert np.abs(got.z[300:].mean(0) - best).max() < 0.01 < 0.1 < np.abs(average - best).max()
+    assert np.abs(lam - weights).max() < 0.05
+
+
+def test_delta_fl_ends_where_the_tails_own_loss_is_least() -> None:
+    """Two clients of six have so much noise that theirs are the largest losses; only these are fitted, by their samples."""
+    rng = np.random.default_rng(0)
+    made = []
+    for k in range(6):
+        x = rng.standard_normal((10 + 5 * k, FEATURES))
+        made.append((x, x @ np.full(FEATURES, 0.5) + (5.0 if k > 3 else 0.5) * rng.standard_normal(len(x))))
+    rows, y = (np.concatenate([part[i] for part in made[4:]]) for i in (0, 1))
+    best = np.linalg.lstsq(np.c_[rows, np.ones(len(rows))], y)[0]
+    fed = harness.federation(*({"x": x, "y": t} for x, t in made))
+    problem = fs.ERM(nn.Linear(FEATURES, 1), loss="squared")
+
+    def error(tail: float) -> float:
+        got = drive(DeltaFL(lr=0.2, local_steps=1, tail=tail), problem, fed, 300, batching=FULL)
+        return float(np.abs(got.z[-1] - best).max())
+
+    assert error(0.3) < 1e-9 and error(1.0) > 0.1
+
+
 def test_agnostic_fedavg_stops_at_a_saddle_of_the_worst_mixture() -> None:
     """One full gradient: clients with weight have the largest loss, their gradients cancel; many local steps stop aside."""
     fed, problem = robust_regression_federation(heterogeneity=0.3), RobustRegression(10)

@@ -18,6 +18,7 @@ from fedsaddle.algorithms import (
     FedAvg,
     FedProx,
     LocalSGDA,
+    PublishedCODASCA,
     RSMinimax,
 )
 from fedsaddle.participation import Cyclic, Uniform
@@ -54,6 +55,15 @@ def test_stages_with_a_prox_centre_reach_the_saddle():
     assert harness.distance_to_saddle(staged, rounds=150) < 1e-12
 
 
+@pytest.mark.parametrize("stages", [{}, dict(gamma=0.1, stage_rounds=10, lr_decay=1.0)], ids=["one", "many"])
+def test_the_public_codes_form_of_codasca_reaches_the_saddle_but_for_its_clipping(stages):
+    plain = PublishedCODASCA(**TEN_STEPS, **stages, weight_decay=0.0, clip=1e9)
+    assert harness.distance_to_saddle(plain, rounds=150 if stages else 60) < 1e-10
+    assert (
+        harness.distance_to_saddle(replace(plain, clip=1.0)) > 0.1
+    )  # a client's own gradient does not vanish there
+
+
 def test_some_clients_a_round_reach_the_saddle_too():
     fed, problem = quadratic_federation(4, 4, 3, seed=1), QuadraticSaddle(4, 3)
     run = drive(SCAFFOLD(lr=0.05, local_steps=5), problem, fed, 150, batching=FULL, participation=Uniform(2))
@@ -83,6 +93,16 @@ def test_auc_without_correction_is_not():
         CODAPlus(lr=0.2, local_steps=10), AUC(harness._linear()), harness.binary(), 100, batching=FULL
     )
     assert np.abs(run.z[-1][:3] - harness.best_pairwise(harness.binary())).max() > 1e-3
+
+
+@pytest.mark.parametrize(("steps", "lr", "near"), [(1, 0.2, True), (10, 0.02, False)])
+def test_coda_reaches_the_best_pairwise_scorer_with_one_step(steps, lr, near):
+    """Its dual variable starts every stage anew, near its optimum; local steps without variates stop at a bias."""
+    stages = dict(gamma=0.05, stage_rounds=60, lr_decay=1.0, output="last", dual_samples=1000)
+    algorithm = CODA(lr=lr, local_steps=steps, **stages)
+    run = drive(algorithm, AUC(harness._linear()), harness.binary(), 299, batching=FULL)
+    error = np.abs(run.z[-1][: harness.FEATURES] - harness.best_pairwise(harness.binary())).max()
+    assert error < 1e-3 if near else error > 1e-2
 
 
 def _least_squares(algorithm, rounds=600, weights="clients", **options):
