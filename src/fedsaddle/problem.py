@@ -150,8 +150,8 @@ class Problem(ABC):
         """Those sums, client by client: a NamedTuple of [S, 1]."""
         raise NotImplementedError
 
-    def dual_from(self, statistics: Any) -> Tensor:
-        """The dual [1, n_y] that they give."""
+    def dual_from(self, statistics: Any, weights: Tensor | None = None) -> Tensor:
+        """The dual [1, n_y] that they give; weights [S, 1] of the clients, None for equal ones."""
         raise NotImplementedError
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:

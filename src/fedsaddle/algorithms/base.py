@@ -85,6 +85,13 @@ class Algorithm(ABC):
             if not 0 <= value < float("inf"):
                 raise FedsaddleError(f"{type(self).__name__}: {name} must be >= 0, got {value}")
 
+    def _require_weights(self) -> None:
+        weights = getattr(self, "weights", None)
+        if weights not in ("clients", "samples"):
+            raise FedsaddleError(
+                f"{type(self).__name__}: weights must be 'clients' or 'samples', got {weights!r}"
+            )
+
     def _number(self, name: str) -> float:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
