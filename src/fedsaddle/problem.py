@@ -142,6 +142,11 @@ class Problem(ABC):
         return out.squeeze(0)
 
     @property
+    def only_for_weights(self) -> str | None:
+        """The clients' weights, "clients" or "samples", that its constants are agreed on for; None: any."""
+        return None
+
+    @property
     def has_dual_statistics(self) -> bool:
         """Whether the dual can be computed from the primal and a few sums over samples."""
         return False

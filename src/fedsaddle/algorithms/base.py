@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,6 +72,12 @@ class Algorithm(ABC):
             raise FedsaddleError(
                 f"{me}: cannot learn {it}, whose losses are of pairs of samples at different clients; use CyCpPairwise or "
                 "RSPairwise, or pose the problem as AUC"
+            )
+        if getattr(self, "weights", "clients") == "samples" and problem.only_for_weights == "clients":
+            warnings.warn(
+                f"{type(self).__name__}: weights = 'samples' with p = 'client_mean' gives one class more weight than the "
+                "other where sites are unequal, and can cost AUC; use p = 'pooled'",
+                stacklevel=1,  # one place for all callers: said once
             )
 
     def _require_positive(self, *names: str) -> None:

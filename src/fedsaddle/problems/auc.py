@@ -179,6 +179,10 @@ class AUC(ModelProblem):
             )
         return self.p
 
+    @property
+    def only_for_weights(self) -> str | None:
+        return {"client_mean": "clients", "pooled": "samples"}.get(str(self.p))
+
     def prepare(self, clients: Clients) -> Self:
         if not isinstance(self.p, str):
             return self
