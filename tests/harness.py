@@ -445,7 +445,7 @@ CASES: dict[str, Case] = {
     "codasca-samples": Case(CODASCA(**STAGES, weights="samples"), "auc_pooled", ref.codasca),
     "codasca-samples-some": Case(
         CODASCA(**STAGES, weights="samples", reset_variates=False, output="rounds", server_lr=1.1),
-        "auc",
+        "auc_pooled",
         ref.codasca,
         participation=Uniform(5, failure=0.3),
     ),
@@ -476,7 +476,7 @@ CASES: dict[str, Case] = {
         CyCpMinimax(**EPOCHS, output="last"), "auc_pooled", ref_cycp.cycp_minimax, REPLACE, Cyclic(3, m=1)
     ),
     "cycp_minimax-samples": Case(
-        CyCpMinimax(**EPOCHS, weights="samples"), "auc", ref_cycp.cycp_minimax, participation=Cyclic(3)
+        CyCpMinimax(**EPOCHS, weights="samples"), "auc_pooled", ref_cycp.cycp_minimax, participation=Cyclic(3)
     ),
     "rs_minimax": Case(RSMinimax(**STAGES), "auc", ref_cycp.rs_minimax, participation=SOME),
     "rs_minimax-quadratic": Case(RSMinimax(**STAGES), "quadratic", ref_cycp.rs_minimax, Batching(2), SOME),
