@@ -253,7 +253,7 @@ MUTATIONS = [
     # ---- CODA's dual
     Mutation("CODA inherits its dual", coda, "torch.where(new.isfinite(), new, alpha)", "alpha", by("coda")),
     Mutation("CODA's dual has the wrong sign", auc, "mean(s.neg, s.n_neg) - mean(s.pos, s.n_pos)", "mean(s.pos, s.n_pos) - mean(s.neg, s.n_neg)", by("coda")),
-    Mutation("CODA drops clients with one class", auc, "owners = (n > 0).to(n)", "owners = ((s.n_pos > 0) & (s.n_neg > 0)).to(n); total = total * owners", by("coda")),
+    Mutation("CODA drops clients with one class", auc, "owners = w * (n > 0).to(n)", "owners = ((s.n_pos > 0) & (s.n_neg > 0)).to(n); total = total * owners", by("coda")),
     Mutation("CODA divides by all clients", auc, "/ owners.sum(", "/ torch.ones_like(owners).sum(", by("coda")),
     Mutation("CODA counts absent slots", auc, "torch.where(mask & present, values, 0.0)", "torch.where(mask, values, 0.0)", by("coda")),
     Mutation("CODA's dual of another margin", auc, "(self.margin + alpha).clamp", "(1 + alpha).clamp", partial(test_core.test_dual_from_statistics_is_the_optimal_dual, "margin", 0.4)),
