@@ -57,7 +57,11 @@ MORE: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "fedxl2", "lr": 0.05, "local_steps": 3},
         "problem": {"name": "partial_auc"},
     },
-    "scaffold": {"algorithm": {"name": "scaffold", "lr": 0.05, "local_steps": 4}, "batch_size": "none"},
+    "scaffold": {
+        "algorithm": {"name": "scaffold", "lr": 0.05, "local_steps": 4, "weights": "samples"},
+        "participation": {"name": "uniform", "m": 3},
+        "batch_size": "none",
+    },
 }
 
 

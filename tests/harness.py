@@ -404,6 +404,9 @@ CASES: dict[str, Case] = {
     "scaffold-some": Case(
         SCAFFOLD(**SERVER, server_lr=1.1), "cross_entropy", ref.scaffold, participation=SOME
     ),
+    "scaffold-samples": Case(
+        SCAFFOLD(**SERVER, weights="samples"), "cross_entropy", ref.scaffold, participation=SOME
+    ),
     "scaffold-quadratic": Case(SCAFFOLD(**SERVER), "quadratic", ref.scaffold, Batching(2)),
     # NPA, CODA, CODA+
     "npa": Case(NPA(lr=0.2, gamma=0.2, stage_rounds=6, stage_growth=1.5, lr_decay=0.5), "auc", ref.npa),
@@ -414,12 +417,18 @@ CASES: dict[str, Case] = {
     "coda-last-some": Case(
         CODA(**STAGES, dual_samples=100, output="last"), "auc", ref.coda, participation=Uniform(5)
     ),
+    "coda-samples": Case(
+        CODA(**STAGES, dual_samples=5, weights="samples"), "auc_pooled", ref.coda, participation=Uniform(5)
+    ),
     "coda_plus": Case(CODAPlus(**STAGES), "auc", ref.coda_plus),
     "coda_plus-rounds": Case(CODAPlus(**STAGES, output="rounds"), "auc", ref.coda_plus),
     "coda_plus-random": Case(CODAPlus(**STAGES, output="random"), "auc", ref.coda_plus),
     "coda_plus-last": Case(CODAPlus(**STAGES, output="last"), "auc", ref.coda_plus, REPLACE),
     "coda_plus-some": Case(CODAPlus(**STAGES), "auc", ref.coda_plus, participation=SOME),
     "coda_plus-quadratic": Case(CODAPlus(**STAGES), "quadratic", ref.coda_plus, Batching(2)),
+    "coda_plus-samples": Case(
+        CODAPlus(**STAGES, weights="samples"), "auc_pooled", ref.coda_plus, participation=SOME
+    ),
     "coda_plus-one_stage": Case(CODAPlus(lr=0.1, local_steps=4), "auc", ref.coda_plus),
     # CODASCA
     "codasca": Case(CODASCA(**STAGES), "auc", ref.codasca),
@@ -432,6 +441,13 @@ CASES: dict[str, Case] = {
     ),
     "codasca-failures": Case(
         CODASCA(**STAGES, output="last"), "auc", ref.codasca, participation=Uniform(5, failure=0.3)
+    ),
+    "codasca-samples": Case(CODASCA(**STAGES, weights="samples"), "auc_pooled", ref.codasca),
+    "codasca-samples-some": Case(
+        CODASCA(**STAGES, weights="samples", reset_variates=False, output="rounds", server_lr=1.1),
+        "auc_pooled",
+        ref.codasca,
+        participation=Uniform(5, failure=0.3),
     ),
     "codasca-quadratic": Case(CODASCA(**STAGES), "quadratic", ref.codasca, Batching(2)),
     "codasca-margin": Case(CODASCA(**STAGES), "auc_margin", ref.codasca),
@@ -458,6 +474,9 @@ CASES: dict[str, Case] = {
     ),
     "cycp_minimax-last": Case(
         CyCpMinimax(**EPOCHS, output="last"), "auc_pooled", ref_cycp.cycp_minimax, REPLACE, Cyclic(3, m=1)
+    ),
+    "cycp_minimax-samples": Case(
+        CyCpMinimax(**EPOCHS, weights="samples"), "auc_pooled", ref_cycp.cycp_minimax, participation=Cyclic(3)
     ),
     "rs_minimax": Case(RSMinimax(**STAGES), "auc", ref_cycp.rs_minimax, participation=SOME),
     "rs_minimax-quadratic": Case(RSMinimax(**STAGES), "quadratic", ref_cycp.rs_minimax, Batching(2), SOME),
@@ -802,7 +821,9 @@ def reference_arguments(case: Case) -> dict[str, Any]:
                 x, y = clients[k]["x"][rows], clients[k]["y"][rows]
                 scores.append([refproblems.score(z[:-4], z[-4], x_i) for x_i in x])
                 labels.append(y)
-            return ref.coda_auc_dual(scores, labels)
+            return ref.coda_auc_dual(
+                scores, labels, [len(clients[k]["y"]) for k in who(r)] if alg.weights == "samples" else None
+            )
 
         arguments["dual"] = dual
     if "v_ref0" in accepted:  # the noise itself is the library's choice
@@ -1246,18 +1267,38 @@ def corrected(algorithm: Algorithm) -> Callable[[], None]:
     return check
 
 
-def best_pairwise(fed: Federation) -> np.ndarray:
-    """The w that minimises E[(1 - w'(x - x'))^2 | x positive, x' negative] when clients weigh equally."""
+def distance_by_samples(algorithm: Algorithm, participation: Participation = Full()) -> float:
+    """How far full-batch runs end from the saddle point of the mean over all samples of clients with 1 to 4 of them."""
+    fed, problem = quadratics(), QuadraticSaddle(3, 2)
+    samples = zip(*(fed.data[f].numpy() for f in problem.fields), strict=True)
+    run = drive(algorithm, problem, fed, 80, batching=FULL, participation=participation)
+    return float(np.abs(run.z[-1] - refproblems.quadratic_saddle(list(samples))).max())
+
+
+def corrected_by_samples(participation: Participation) -> Callable[[], None]:
+    """Check: with control variates and weights by samples, local steps reach the saddle of all samples."""
+
+    def check() -> None:
+        weighted = CODASCA(lr=0.15, local_steps=3, weights="samples")
+        assert distance_by_samples(weighted, participation) < 1e-12
+
+    return check
+
+
+def best_pairwise(fed: Federation, weights: str = "clients") -> np.ndarray:
+    """The w that minimises E[(1 - w'(x - x'))^2 | x positive, x' negative] when clients, or samples, weigh equally."""
     clients = clients_of(fed)
     x = np.concatenate([c["x"] for c in clients])
     y = np.concatenate([c["y"] for c in clients])
     weight = np.concatenate([np.full(len(c["y"]), 1 / len(c["y"])) for c in clients])
+    weight = weight if weights == "clients" else np.ones(len(y))
     pairs = [(i, j) for i in range(len(y)) for j in range(len(y)) if y[i] == 1 and y[j] != 1]
     gram = sum(weight[i] * weight[j] * np.outer(x[i] - x[j], x[i] - x[j]) for i, j in pairs)
     return np.linalg.solve(gram, sum(weight[i] * weight[j] * (x[i] - x[j]) for i, j in pairs))
 
 
-def auc_reaches_best_pairwise() -> None:
+def auc_reaches_best_pairwise(weights: Any = "clients", p: Any = "client_mean") -> None:
     """Check: the min-max form of AUC, solved by CODASCA, gives the best linear scorer of the pairwise square loss."""
-    run = drive(CODASCA(lr=0.2, local_steps=10), AUC(_linear()), binary(), 110, batching=FULL)
-    np.testing.assert_allclose(run.z[-1][:FEATURES], best_pairwise(binary()), rtol=0, atol=1e-6)
+    algorithm = CODASCA(lr=0.2, local_steps=10, weights=weights)
+    run = drive(algorithm, AUC(_linear(), p=p), binary(), 110, batching=FULL)
+    np.testing.assert_allclose(run.z[-1][:FEATURES], best_pairwise(binary(), weights), rtol=0, atol=1e-6)

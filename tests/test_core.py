@@ -1,5 +1,6 @@
 """The machinery under the algorithms: flat parameters, fields, engines, custom problems, projections, client memory."""
 
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -764,6 +765,10 @@ def test_weights_of_the_mean():
     assert clients.mean(name, None, weights=torch.from_numpy(own))[0].item() == pytest.approx(
         ids @ own / own.sum()
     )
+    assert [clients.mean(name, None, weights=w)[1] for w in ("clients", "samples")] == [1, 1]
+    some = harness.Fixed((4, 0, 3), (3,)).draw(6, 0, 0)  # client 3 does not answer
+    assert clients.mean(name, None, who=some, weights="samples")[1] == (sizes[4] + sizes[0]) / sizes.sum()
+    assert clients.mean(name, None, who=some, weights=torch.from_numpy(own + 1))[1] == pytest.approx(2 / 14)
     drawn = clients.sample(20, p=np.array([0, 0.5, 0.5, 0, 0, 0]))
     assert set(drawn.ids) == {1, 2} and drawn.counts.sum() == 20
     assert clients.mean(name, None, who=drawn)[0].item() == pytest.approx(drawn.ids @ drawn.counts / 20)
@@ -801,6 +806,9 @@ def test_per_variable_and_pad():
         (lambda: harness.NPA(local_steps=2), "NPA: local_steps must be 1"),
         (lambda: CODA(dual_samples=0), "CODA: dual_samples must be > 0, got 0"),
         (lambda: FedAvg(weights="rows"), "FedAvg: weights must be 'clients' or 'samples', got 'rows'"),
+        (lambda: SCAFFOLD(weights=None), "SCAFFOLD: weights must be 'clients' or 'samples', got None"),
+        (lambda: CODASCA(weights="rows"), "CODASCA: weights must be 'clients' or 'samples', got 'rows'"),
+        (lambda: CODAPlus(weights="rows"), "CODAPlus: weights must be 'clients' or 'samples', got 'rows'"),
         (lambda: harness.FedProx(mu=-1), "FedProx: mu must be >= 0, got -1"),
         (lambda: LocalSGDA(lr_dual=float("nan")), "LocalSGDA: lr_dual must be > 0, got nan"),
         (lambda: PublishedCODASCA(clip=0), "PublishedCODASCA: clip must be > 0, got 0"),
@@ -831,6 +839,21 @@ def test_combinations_that_would_be_something_else_are_refused():
         FedAvg().check(AUC(nn.Linear(3, 1)))
     with pytest.raises(FedsaddleError, match="closed form"):
         CODA().check(QuadraticSaddle())
+
+
+def test_weights_that_are_not_those_of_p_are_said():
+    model, by_samples = nn.Linear(3, 1), CODASCA(weights="samples")
+    with pytest.warns(
+        UserWarning, match=r"CODASCA: weights = 'samples' with p = 'client_mean' .* use p = 'pooled'"
+    ):
+        by_samples.check(AUC(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for algorithm, problem in (
+            (CODASCA(), AUC(model)), (by_samples, AUC(model, p="pooled")), (by_samples, AUC(model, p=0.3)),
+            (SCAFFOLD(weights="samples"), ERM(model)),
+        ):  # fmt: skip
+            algorithm.check(problem)
 
 
 def test_schedules():

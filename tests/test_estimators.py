@@ -92,6 +92,21 @@ def test_the_auc_classifier_finds_a_step_where_a_large_one_diverges(tumours: Any
     assert found.score(x, label) > 0.98 and found.run_.algorithm.lr < 0.3
 
 
+@pytest.mark.parametrize("weights", ["clients", "samples"])
+def test_p_goes_with_the_weights(tumours: Any, weights: str, recwarn: pytest.WarningsRecorder) -> None:
+    x, label, site = tumours
+    given = {"lr": 0.01, "weights": weights}
+    fitted = fs.FederatedAUCClassifier(rounds=1, random_state=0, algorithm_params=given).fit(
+        x, label, groups=site
+    )
+    by_site = fitted.run_.federation.class_counts()
+    pooled, equal = by_site.sum(0)[1] / by_site.sum(), (by_site[:, 1] / by_site.sum(1)).mean()
+    assert abs(pooled - equal) > 1e-3
+    expected = equal if weights == "clients" else pooled
+    assert fitted.run_.clients.problem.p == pytest.approx(expected)  # type: ignore[attr-defined]
+    assert not [w for w in recwarn if "client_mean" in str(w.message)]
+
+
 def test_a_step_under_which_the_loss_grows_is_said(tumours: Any) -> None:
     """Still finite, and its ranking is the wrong way round."""
     x, label, site = tumours

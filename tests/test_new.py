@@ -94,7 +94,9 @@ def test_what_to_do_about_a_table_is_said(fedsaddle: Callable[..., Done]) -> Non
     assert "'code' is dropped: text with 99 distinct values; group them" in said
     assert "'name' is dropped: a text for each row" in said
     assert 'frame["lactate"] = frame["lactate"].fillna(...)' in said
-    assert "  'north' has one class only: no AUC there" in said
+    assert "  'north' has one class only: no AUC there, and a site counts by its rows" in said
+    said = fedsaddle("new", "r", "--data", "all.csv", "--aim", "pairs").out
+    assert "no AUC there, and however few its rows, a site counts as one; leave" in said
     patients().drop(columns="lactate").to_csv("good.csv", index=False)
     said = fedsaddle("new", "q", "--data", "good.csv").out
     assert "impute" not in said and "one class" not in said

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedsaddle.algorithms import (
+    CODA,
     CODASCA,
     NPA,
     SCAFFOLD,
@@ -269,6 +270,54 @@ def test_server_variate_is_the_mean_of_all_clients_under_partial_participation()
     on_quadratic(SCAFFOLD(lr=0.05, local_steps=3), 15, **some)
     on_quadratic(CODASCA(lr=0.05, local_steps=3, reset_variates=False, stage_rounds=4), 15, **some)
     on_quadratic(harness.PublishedCODASCA(lr=0.05, local_steps=3, stage_rounds=4), 15, **some)
+
+
+@pytest.mark.parametrize(
+    "participation", [harness.Full(), harness.Uniform(3, failure=0.3)], ids=["all", "some"]
+)
+def test_server_variate_is_the_mean_by_samples_of_all_clients(participation):
+    def look(s, clients):
+        p = clients.sizes.double() / clients.sizes.sum()
+        np.testing.assert_allclose(p @ clients.memory, s.c[0], rtol=0, atol=1e-13)
+        assert (clients.memory.mean(0) - s.c[0]).abs().max() > 1e-3
+
+    options = dict(participation=participation, batching=Batching(2), after=look)
+    on_quadratic(SCAFFOLD(lr=0.05, local_steps=3, weights="samples"), 15, **options)
+    on_quadratic(CODASCA(lr=0.05, local_steps=3, weights="samples"), 15, **options)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        CODASCA(**STAGES),
+        CODAPlus(**STAGES | dict(output="iterates")),
+        CODA(**STAGES, dual_samples=5),
+        SCAFFOLD(lr=0.1, local_steps=4),
+        FedAvg(lr=0.1, local_steps=4),
+    ],
+    ids=lambda a: type(a).__name__,
+)
+def test_weights_of_equal_sizes_change_no_bit(algorithm):
+    fed = harness.binary((7,) * 6)
+    problem = ERM(harness._linear()) if isinstance(algorithm, FedAvg) else AUC(harness._linear())
+    equal, by_size = (
+        drive(replace(algorithm, weights=weights), problem, fed, 5, participation=harness.Uniform(4))
+        for weights in ("clients", "samples")
+    )
+    assert (equal.z == by_size.z).all()
+
+
+def test_one_full_batch_step_by_samples_is_a_step_on_the_pool():
+    clients, start = clients_of(harness.binary()), TWINS["auc"].z0()
+    pool = federation({f: np.concatenate([c[f] for c in clients]) for f in clients[0]})
+    problem, options = AUC(harness._linear(), p="pooled"), dict(start=start, batching=FULL)
+    centralised = drive(LocalSGDA(lr=0.2, local_steps=1), problem, pool, 20, **options)
+    for method in (CODASCA, CODAPlus, SCAFFOLD):
+        by_samples = drive(
+            method(lr=0.2, local_steps=1, weights="samples"), problem, harness.binary(), 20, **options
+        )
+        same(by_samples, centralised)
+        different(drive(method(lr=0.2, local_steps=1), problem, harness.binary(), 20, **options), centralised)
 
 
 def test_one_stage_of_coda_plus_without_prox_is_local_sgda():  # T18

@@ -32,8 +32,8 @@ SIZES = [9, 20, 4, 13, 30, 7, 16]
 ALGORITHMS = {
     "codasca": fs.CODASCA(lr=0.05, local_steps=4, gamma=0.1, stage_rounds=3),
     "coda_plus": fs.CODAPlus(lr=0.05, local_steps=4, gamma=0.1, stage_rounds=2, output="iterates"),
-    "coda": fs.CODA(lr=0.05, local_steps=4, stage_rounds=2, dual_samples=6),
-    "scaffold": fs.SCAFFOLD(lr=0.05, local_steps=4),
+    "coda": fs.CODA(lr=0.05, local_steps=4, stage_rounds=2, dual_samples=6, weights="samples"),
+    "scaffold": fs.SCAFFOLD(lr=0.05, local_steps=4, weights="samples"),
     "fedavg": fs.FedAvg(lr=0.05, local_steps=4, weights="samples"),
     "cycp_pairwise": fs.CyCpPairwise(lr=0.05, local_steps=4, noise=0.1, bits=8),
     "fedxl2": fs.FeDXL2(lr=0.05, local_steps=4, momentum=0.5),

@@ -70,6 +70,20 @@ def test_some_clients_a_round_reach_the_saddle_too():
     np.testing.assert_allclose(run.z[-1:], problem.saddle(fed), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("participation", [harness.Full(), Uniform(3)], ids=["all", "some"])
+def test_variates_weighted_by_samples_reach_the_saddle_of_all_samples(participation):
+    """The mean of some participants by their samples is a biased estimate; variates take the bias out."""
+    harness.corrected_by_samples(participation)()
+
+
+def test_local_steps_weighted_by_samples_without_variates():
+    one_step = CODAPlus(lr=0.3, local_steps=1, weights="samples")
+    assert harness.distance_by_samples(one_step) < 1e-9
+    assert harness.distance_by_samples(one_step, Uniform(3)) > 1e-2
+    assert harness.distance_by_samples(replace(one_step, local_steps=3)) > 1e-2
+    assert harness.distance_by_samples(replace(one_step, weights="clients")) > 1e-2
+
+
 def test_known_saddle_is_the_references():
     fed = quadratic_federation(5, 4, 3, seed=2)
     clients = [tuple(c[f][0] for f in QuadraticSaddle.fields) for c in clients_of(fed)]
@@ -86,6 +100,10 @@ def test_known_saddle_weighs_clients_equally():
 
 def test_auc_is_the_best_pairwise_scorer():
     harness.auc_reaches_best_pairwise()
+
+
+def test_auc_by_samples_is_the_best_pairwise_scorer_of_the_pool():
+    harness.auc_reaches_best_pairwise(weights="samples", p="pooled")
 
 
 def test_auc_without_correction_is_not():

@@ -26,6 +26,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -170,31 +171,37 @@ class Clients(ABC):
     # ---- what an algorithm calls -------------------------------------------------------------------------
 
     def mean(
-        self, work: Work, message: Any, *, who: Draw | None = None, weights: Tensor | str | None = None
-    ) -> tuple[Any, float]:
+        self, work: Work, message: Any, *, who: Draw | None = None, weights: Tensor | str = "clients"
+    ) -> tuple[Any, float | Tensor]:
         """One phase: send `message`, run `work` on every participant, average the replies.
 
         Args:
             who: participants; by default the round's.
-            weights: None (each participant equally), "samples" (by local sample count), or one weight a client [N], with
-                replicas [R, N].
+            weights: "clients" (each participant equally), "samples" (by local sample count), or one weight a client [N],
+                with replicas [R, N].
 
         Returns:
-            the mean reply, every tensor [1, k] (rows [S, k] where the reply is marked `Each`), and M/N, the share of
-            all clients that are in it.
+            the mean reply, every tensor [1, k] (rows [S, k] where the reply is marked `Each`), and the share of all
+            clients that are in it: M/N, or by their weights (one a replica [R, 1, 1]).
         """
-        if isinstance(weights, str) and weights != "samples":
-            raise FedsaddleError(f"mean: weights must be None, 'samples' or a tensor [N], got {weights!r}")
-        per_client = self.sizes if isinstance(weights, str) else weights
+        per: Tensor | None  # weight of each client
+        if isinstance(weights, Tensor):
+            per = weights.to("cpu", torch.float64)
+        elif weights in ("clients", "samples"):
+            per = self.size_weights if weights == "samples" else None
+        else:
+            raise FedsaddleError(
+                f"mean: weights must be 'clients', 'samples' or a tensor [N], got {weights!r}"
+            )
         sums: Any = None
-        total, answered = torch.zeros(()), 0
+        total, present, answered = torch.zeros(()), torch.zeros(()), 0
         kept: list[tuple[Tensor, Tensor, Any]] = []
         for ids, counts, replies in self._exchange(work, message, who):
             w = torch.as_tensor(counts, dtype=torch.float64)  # [..., S]
-            if per_client is not None:
-                per = per_client.to("cpu", torch.float64)
+            if per is not None:
                 at = torch.as_tensor(ids)
-                w = w * (per[at] if per.ndim == 1 or at.ndim == 1 else per.gather(-1, at))
+                own = per[at] if per.ndim == 1 or at.ndim == 1 else per.gather(-1, at)
+                w, present = w * own, present + own.sum(-1)[..., None, None]
             if self.aggregation is not None and self.round >= 0:
                 kept.append((torch.as_tensor(ids), w, replies))
             else:
@@ -205,7 +212,16 @@ class Clients(ABC):
         if (total <= 0).any():  # weights that are not finite are a divergence, which the run notices
             raise FedsaddleError(f"mean: the weights of the {answered} participants must sum to more than 0")
         one = _by_rule(self.aggregation, kept) if kept and self.aggregation else _divided(sums, total)
-        return one, answered / self.n_clients
+        if per is None:
+            return one, answered / self.n_clients
+        share = present / per.sum(-1)[..., None, None]
+        return one, share.item() if share.numel() == 1 else share.to(self.device, self.dtype)
+
+    @cached_property
+    def size_weights(self) -> Tensor:
+        """Sample counts as weights [N], less their common divisor: whole numbers, 1 each where all are equal."""
+        n = self.sizes.cpu()
+        return (n // int(np.gcd.reduce(n.numpy()))).double()
 
     def gather(self, work: Work, message: Any, *, who: Draw | None = None) -> Gathered:
         """One phase: send `message`, run `work` on every participant, return all replies [S, k]."""

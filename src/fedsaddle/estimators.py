@@ -532,7 +532,8 @@ class FederatedAUCClassifier(FederatedClassifier):
         return run  # with the smallest; says so where it diverged
 
     def _problem(self, module: nn.Module, classes: int) -> Problem:
-        return AUC(module, regulariser=self.regulariser)
+        by_samples = getattr(self._algorithm(), "weights", "clients") == "samples"
+        return AUC(module, p="pooled" if by_samples else "client_mean", regulariser=self.regulariser)
 
 
 class FairFederatedClassifier(FederatedClassifier):

@@ -67,9 +67,9 @@ class Aim(NamedTuple):
 AIMS = {
     "auc": Aim(
         "the highest AUC over all sites, also where positives are rare",
-        {"name": "auc"},
+        {"name": "auc", "p": "pooled"},
         "the AUC as a min-max problem",
-        {"name": "codasca", "lr": 0.1, "local_steps": 10},
+        {"name": "codasca", "lr": 0.1, "local_steps": 10, "weights": "samples"},
         "local steps with drift correction",
         ("AUC", "CODASCA"),
     ),
@@ -189,22 +189,25 @@ def project(folder: Path, wanted: Wanted, script: bool = False, terminal: bool |
     for file, content in zip(files, written, strict=False):
         with open(file, "x", encoding="utf-8") as stream:  # fails if somebody made it just now
             stream.write(content)
-    lines = [*source.words, f"{federation!r}", *_alike(federation), ""]
+    lines = [*source.words, f"{federation!r}", *_alike(federation, AIMS[aim]), ""]
     lines += [f"{folder / CONFIG}: fedsaddle run {folder / CONFIG}"]
     return lines + ([f"{folder / SCRIPT}: python {folder / SCRIPT}"] if script else [])
 
 
-def _alike(federation: Any) -> list[str]:
+def _alike(federation: Any, aim: Aim) -> list[str]:
     """A word on sites whose training samples are all of one class."""
     of_one = (federation.class_counts() > 0).sum(axis=1) < 2
     names = [name for name, alone in zip(federation.names, of_one, strict=True) if alone]
     if not names:
         return []
     what = "has" if len(names) == 1 else "have"
-    return [
-        f"  {short(names)} {what} one class only: no AUC there, and however few its rows, a site counts as one; "
-        "leave its rows out, or join it to another site, if that is not meant"
-    ]
+    counts = 'a site counts by its rows (weights = "samples")'
+    if aim.algorithm.get("weights") != "samples":
+        counts = (
+            "however few its rows, a site counts as one; "
+            "leave its rows out, or join it to another site, if that is not meant"
+        )
+    return [f"  {short(names)} {what} one class only: no AUC there, and {counts}"]
 
 
 def _rehearsed(text: str, folder: Path, name: str) -> Any:
@@ -557,13 +560,15 @@ def _config_text(name: str, folder: Path, source: Source, aim: Aim, key: str, mo
         f"#     fedsaddle run {file}\n"
         f"#     fedsaddle probe {file}    # step sizes that suit the data"
     )
-    problem = [(k, v, aim.why if k == "name" else "") for k, v in aim.problem.items()]
+    about = {"name": aim.why, "p": "share of positives, of all sites' samples together"}
+    problem = [(k, v, about.get(k, "")) for k, v in aim.problem.items()]
     comments = {"name": f"{aim.how}; fedsaddle show {aim.algorithm['name']}"}
     comments |= {
         "lr": "step size: halve it if a run diverges",
         "tau": "step size: halve it if a run diverges",
     }
     comments |= {"local_steps": "of each site between two rounds"}
+    comments |= {"weights": 'sites count by their samples; "clients" (and p = "client_mean"): each as one'}
     algorithm = [(k, v, comments.get(k, "")) for k, v in aim.algorithm.items()]
     train = [
         ("rounds", rounds, "rounds of communication"),

@@ -142,6 +142,11 @@ class Problem(ABC):
         return out.squeeze(0)
 
     @property
+    def only_for_weights(self) -> str | None:
+        """The clients' weights, "clients" or "samples", that its constants are agreed on for; None: any."""
+        return None
+
+    @property
     def has_dual_statistics(self) -> bool:
         """Whether the dual can be computed from the primal and a few sums over samples."""
         return False
@@ -150,8 +155,8 @@ class Problem(ABC):
         """Those sums, client by client: a NamedTuple of [S, 1]."""
         raise NotImplementedError
 
-    def dual_from(self, statistics: Any) -> Tensor:
-        """The dual [1, n_y] that they give."""
+    def dual_from(self, statistics: Any, weights: Tensor | None = None) -> Tensor:
+        """The dual [1, n_y] that they give; weights [S, 1] of the clients, None for equal ones."""
         raise NotImplementedError
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:

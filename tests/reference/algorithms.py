@@ -3,6 +3,11 @@
 z = (x, y) is one vector whose first n_x entries are primal. field(k, z, r, t) is client k's
 saddle field (gradient in x, minus the gradient in y) in round r at local step t, both from 0;
 who(r) lists the clients of round r. A trajectory holds the server's z after every round.
+
+weights is one number a client of 0..N-1 (sample counts), or None for ones: the objective is the mean of the
+clients' by these weights. The server's mean is over a round's participants, by their weights; the server's
+variate stays the mean of all N clients' variates by their weights, so it moves by the participants' changes,
+each times its weight over the sum of all N.
 """
 
 import numpy as np
@@ -10,6 +15,10 @@ import numpy as np
 
 def identity(z):
     return z
+
+
+def _ones(weights, N):
+    return [1.0] * N if weights is None else [float(w) for w in weights]
 
 
 def _distinct(clients):
@@ -42,7 +51,6 @@ def local_sgda(field, who, N, z0, n_x, rounds, *, lr, lr_dual, local_steps, serv
 def fedprox(
     field, who, N, z0, n_x, rounds, *, lr, local_steps, mu, weights=None, server_lr=1.0, project=identity
 ):
-    """weights: one number per client of 0..N-1 (sample counts), or None for a plain mean."""
     z = np.array(z0, dtype=float)
     trajectory = []
     for r in range(rounds):
@@ -80,8 +88,11 @@ def fedavg(field, who, N, z0, n_x, rounds, *, lr, local_steps, weights=None, ser
     return trajectory
 
 
-def scaffold(field, who, N, z0, n_x, rounds, *, lr, local_steps, server_lr=1.0, project=identity):
+def scaffold(
+    field, who, N, z0, n_x, rounds, *, lr, local_steps, server_lr=1.0, weights=None, project=identity
+):
     """(trajectory, log); log[r] has c, clients (N x n) and mean_gradient {client: vector}."""
+    w = _ones(weights, N)
     z = np.array(z0, dtype=float)
     c = np.zeros(len(z))
     c_k = np.zeros((N, len(z)))
@@ -99,13 +110,13 @@ def scaffold(field, who, N, z0, n_x, rounds, *, lr, local_steps, server_lr=1.0, 
                 used += g
                 u = project(u - lr * (g - c_k[k] + c))
             new = c_k[k] - c + (z - u) / (local_steps * lr)
-            change += new - c_k[k]
+            change += w[k] * (new - c_k[k])
             c_k[k] = new
             mean_gradient[k] = used / local_steps
-            ends.append(u)
+            ends.append((w[k], u))
         if ends:
-            z = z + server_lr * (sum(ends) / len(ends) - z)
-        c = c + change / N
+            z = z + server_lr * (sum(p * u for p, u in ends) / sum(p for p, _ in ends) - z)
+        c = c + change / sum(w)
         trajectory.append(z.copy())
         log.append({"c": c.copy(), "clients": c_k.copy(), "mean_gradient": mean_gradient})
     return trajectory, log
@@ -136,11 +147,11 @@ def stage_plan(rounds, lr, local_steps, stage_rounds, lr_decay, interval_growth,
     return plan
 
 
-def stage_output(output, z, servers, sums, counts, clients, s, pick):
+def stage_output(output, z, servers, sums, counts, clients, s, pick, w):
     """The output of a finished stage.
 
     servers: the aggregated iterate of each round of the stage; sums[k], counts[k]: sum and number
-    of client k's local iterates in the stage; clients: those of the stage's last round.
+    of client k's local iterates in the stage; clients: those of the stage's last round; w: weights.
     """
     if output == "last":
         return z.copy()
@@ -152,8 +163,8 @@ def stage_output(output, z, servers, sums, counts, clients, s, pick):
     total = np.zeros(len(z))
     number = 0
     for k in clients:
-        total += sums[k]
-        number += counts[k]
+        total += w[k] * sums[k]
+        number += w[k] * counts[k]
     return total / number if number else z.copy()
 
 
@@ -175,6 +186,7 @@ def coda_plus(
     output="iterates",
     pick=None,
     dual=None,
+    weights=None,
     project=identity,
 ):
     """(trajectory, log); log[r] is the round's plan plus local {client: iterates}, and aggregate.
@@ -182,6 +194,7 @@ def coda_plus(
     dual(s, r, z), if given, overwrites the dual part of the output of stage s, which ends with
     round r (that is CODA).
     """
+    w = _ones(weights, N)
     z = np.array(z0, dtype=float)
     trajectory = []
     log = []
@@ -206,10 +219,10 @@ def coda_plus(
                 counts[k] += 1
                 local[k].append(u.copy())
         if clients:
-            z = sum(local[k][-1] for k in clients) / len(clients)
+            z = sum(w[k] * local[k][-1] for k in clients) / sum(w[k] for k in clients)
         servers.append(z.copy())
         if plan["last"]:
-            z = stage_output(output, z, servers, sums, counts, clients, plan["stage"], pick)
+            z = stage_output(output, z, servers, sums, counts, clients, plan["stage"], pick, w)
             if dual is not None:
                 z[n_x:] = dual(plan["stage"], r, z.copy())
         trajectory.append(z.copy())
@@ -229,21 +242,21 @@ def coda(field, who, N, z0, n_x, rounds, *, lr, local_steps, gamma, dual, **opti
     )
 
 
-def coda_auc_dual(scores, labels):
+def coda_auc_dual(scores, labels, weights=None):
     """Mean of clients' mean negative scores minus mean of clients' mean positive scores.
 
-    scores, labels: one array per client; each mean is over the clients that own the class.
+    scores, labels: one array per client; each mean is over the clients that own the class, by their weights.
     """
-    negative = []
-    positive = []
-    for h, y in zip(scores, labels, strict=True):
-        neg = [h[i] for i in range(len(y)) if y[i] != 1]
-        pos = [h[i] for i in range(len(y)) if y[i] == 1]
-        if neg:
-            negative.append(sum(neg) / len(neg))
-        if pos:
-            positive.append(sum(pos) / len(pos))
-    return sum(negative) / len(negative) - sum(positive) / len(positive)
+    means = {True: [], False: []}
+    for h, y, w in zip(scores, labels, _ones(weights, len(scores)), strict=True):
+        for positive, owned in means.items():
+            own = [h[i] for i in range(len(y)) if (y[i] == 1) == positive]
+            if own:
+                owned.append((w, sum(own) / len(own)))
+    positive, negative = (
+        sum(w * m for w, m in means[side]) / sum(w for w, _ in means[side]) for side in means
+    )
+    return negative - positive
 
 
 def codasca(
@@ -265,6 +278,7 @@ def codasca(
     output="random",
     reset_variates=True,
     pick=None,
+    weights=None,
     project=identity,
 ):
     """(trajectory, log).
@@ -273,6 +287,7 @@ def codasca(
     mean of the local gradients used, prox included}, start (z before the round), mean_end (mean of
     the clients' last local iterates) and aggregate (z after the server step).
     """
+    w = _ones(weights, N)
     z = np.array(z0, dtype=float)
     c = np.zeros(len(z))
     c_k = np.zeros((N, len(z)))
@@ -305,16 +320,16 @@ def codasca(
                 sums[k] += u
                 counts[k] += 1
             new = c_k[k] - c + (start - u) / (plan["local_steps"] * plan["lr"])
-            change += new - c_k[k]
+            change += w[k] * (new - c_k[k])
             c_k[k] = new
             mean_gradient[k] = used / plan["local_steps"]
-            ends.append(u)
-        mean_end = sum(ends) / len(ends) if ends else start
+            ends.append((w[k], u))
+        mean_end = sum(p * u for p, u in ends) / sum(p for p, _ in ends) if ends else start
         z = start + server_lr * (mean_end - start)
-        c = c + change / N
+        c = c + change / sum(w)
         servers.append(z.copy())
         if plan["last"]:
-            z = stage_output(output, z, servers, sums, counts, clients, plan["stage"], pick)
+            z = stage_output(output, z, servers, sums, counts, clients, plan["stage"], pick, w)
         trajectory.append(z.copy())
         log.append(
             {

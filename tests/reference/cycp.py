@@ -57,6 +57,7 @@ def cycp_minimax(
     stage_growth=1.0,
     interval_growth=1.0,
     output="visits",
+    weights=None,
     project=identity,
 ):
     """(trajectory, log) of Algorithms 1 and 2, with E2.2 (old point, prox gradient) and E2.3 (alpha is sent too).
@@ -69,6 +70,8 @@ def cycp_minimax(
     output: "visits", the mean over the stage's E_s * groups aggregated iterates z^{e,g}, x and y alike (the start
     of the stage is not among them, local iterates neither), or "last", the last of them. It is the next stage's
     start and, its x, the next prox centre. A stage that the rounds cut short has no output.
+
+    weights: one number a client (sample counts), by which a visit's mean weighs its participants; None for ones.
 
     Sent down: z, and x_ref once per stage to each client that needs it; up: the client's last z. Clients remember
     nothing beyond the round (but for x_ref, if it is sent only once).
@@ -105,7 +108,8 @@ def cycp_minimax(
                         u = project(u - eta * h)
                         local[k].append(u.copy())
                 if local:
-                    z = sum(local[k][-1] for k in local) / len(local)
+                    w = {k: 1.0 if weights is None else float(weights[k]) for k in local}
+                    z = sum(w[k] * local[k][-1] for k in local) / sum(w.values())
                 aggregate = z.copy()
                 total += aggregate
                 visits += 1

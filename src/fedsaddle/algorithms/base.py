@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,6 +73,12 @@ class Algorithm(ABC):
                 f"{me}: cannot learn {it}, whose losses are of pairs of samples at different clients; use CyCpPairwise or "
                 "RSPairwise, or pose the problem as AUC"
             )
+        if getattr(self, "weights", "clients") == "samples" and problem.only_for_weights == "clients":
+            warnings.warn(
+                f"{type(self).__name__}: weights = 'samples' with p = 'client_mean' gives one class more weight than the "
+                "other where sites are unequal, and can cost AUC; use p = 'pooled'",
+                stacklevel=1,  # one place for all callers: said once
+            )
 
     def _require_positive(self, *names: str) -> None:
         for name in names:
@@ -84,6 +91,13 @@ class Algorithm(ABC):
             value = self._number(name)
             if not 0 <= value < float("inf"):
                 raise FedsaddleError(f"{type(self).__name__}: {name} must be >= 0, got {value}")
+
+    def _require_weights(self) -> None:
+        weights = getattr(self, "weights", None)
+        if weights not in ("clients", "samples"):
+            raise FedsaddleError(
+                f"{type(self).__name__}: weights must be 'clients' or 'samples', got {weights!r}"
+            )
 
     def _number(self, name: str) -> float:
         value = getattr(self, name)

@@ -13,12 +13,15 @@ Communication Complexity", ICML 2021, Algorithms 1 and 2 and appendix C. CODA: G
 Deviations (E3.*: docs/mathematics.md): gamma is the coefficient of gamma/2 ||v - v_ref||^2 (E3.1). T_s is given in rounds.
 Under partial participation "iterates" averages over the clients of the stage's last round, each by the number of its local
 iterates.
+With weights="samples" (not in the papers) the objective is sum_k (n_k/n) F_k: means of iterates, and of CODA's class means,
+are over the participants, by their samples. With some of the clients a round that is a ratio estimate, biased towards equal
+weights (one participant has weight 1, whatever its size); under cyclic participation groups still count equally.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,11 +69,21 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class CODAPlus(ProximalStages):
-    """CODA+: local SGDA on a proximal subproblem, stage by stage."""
+    """CODA+: local SGDA on a proximal subproblem, stage by stage.
+
+    Args:
+        weights: clients count equally in the objective ("clients", the papers) or by their sample counts ("samples"), so
+            that the objective is that of the pooled samples; for AUC take p="pooled" with it.
+    """
 
     output: str = "iterates"
+    weights: Literal["clients", "samples"] = "clients"
 
     cites = YUAN_2021
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_weights()
 
     @classmethod
     def outputs(cls) -> tuple[str, ...]:
@@ -90,7 +103,7 @@ class CODAPlus(ProximalStages):
         stage, done = s.progress.stage, s.progress.done
         v_ref = Once(s.v_ref, version=stage) if self.proximal else None
         last = done + 1 == self.rounds_at(stage)
-        mean, _ = clients.mean(self.proximal_steps, Down(s.z, v_ref, stage, last))
+        mean, _ = clients.mean(self.proximal_steps, Down(s.z, v_ref, stage, last), weights=self.weights)
         z, progress, ended = self.advance(s.progress, mean.z, clients)
         if not ended:
             return State(z, s.v_ref, progress)
@@ -177,8 +190,9 @@ class CODA(CODAPlus):
 
     def stage_end(self, z: Tensor, stage: int, clients: Clients) -> Tensor:
         v, alpha = z.split((clients.problem.n_x, clients.problem.n_y), dim=-1)
-        statistics = clients.gather(self.fresh_statistics, (v,)).replies
-        new = clients.problem.dual_from(statistics)
+        ids, statistics = clients.gather(self.fresh_statistics, (v,))
+        weights = clients.size_weights[ids].unsqueeze(-1).to(v) if self.weights == "samples" else None
+        new = clients.problem.dual_from(statistics, weights)
         return torch.cat(
             [v, torch.where(new.isfinite(), new, alpha)], dim=-1
         )  # unknown when a class was not drawn

@@ -19,12 +19,16 @@ server's iterate (E3.2); the divisor of eq. (6) is I eta_l (E3.2); eta_g extrapo
 Where the problem projects, eq. (6) is no longer the mean gradient (7); (6) is used, and the server's step is projected too.
 With partial participation (not in the paper) c moves by the share M/N of the participants' mean change, so that it stays
 the mean of all N clients' c_k.
+With weights="samples" (not in the paper) the objective is sum_k p_k F_k, p_k = n_k/n. A round's mean of iterates is over its
+participants, by their samples; c moves by sum p_k (change of c_k) over them, so that it stays sum_k p_k c_k over all N. With
+some of the clients a round the mean is a ratio estimate, biased towards equal weights. That does not move the fixed point:
+where c_k = F_k(z) and c = sum_k p_k F_k(z) = 0, no client moves.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +43,7 @@ from fedsaddle.problem import Batch, Problem
 
 class State(NamedTuple):
     z: Tensor  # server iterate [1, d]
-    c: Tensor  # server control variate [1, d]
+    c: Tensor  # server control variate [1, d]: the mean of all N clients' c_k, by `weights`
     v_ref: Tensor  # prox centre, the stage's start [1, n_x]
     progress: Progress
 
@@ -63,6 +67,8 @@ class CODASCA(ProximalStages):
     Args:
         server_lr: eta_g; the server moves this far from its iterate towards the clients' mean.
         reset_variates: whether each stage starts with zero variates.
+        weights: clients count equally in the objective ("clients", the paper) or by their sample counts ("samples"), so
+            that the objective is that of the pooled samples; for AUC take p="pooled" with it.
 
     Example:
         >>> import fedsaddle as fs
@@ -73,12 +79,14 @@ class CODASCA(ProximalStages):
     output: str = "random"
     server_lr: float = 1.0
     reset_variates: bool = True
+    weights: Literal["clients", "samples"] = "clients"
 
     cites = YUAN_2021
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_positive("server_lr")
+        self._require_weights()
 
     def init(self, z: Tensor, problem: Problem) -> State:
         return State(z, torch.zeros_like(z), z[..., : problem.n_x], Progress.start(z))
@@ -89,10 +97,11 @@ class CODASCA(ProximalStages):
     def round(self, s: State, clients: Clients) -> State:
         stage = s.progress.stage
         v_ref = Once(s.v_ref, version=stage) if self.proximal else None
-        mean, share = clients.mean(self.drift_corrected_steps, Down(s.z, s.c, v_ref, stage))
+        down = Down(s.z, s.c, v_ref, stage)
+        mean, share = clients.mean(self.drift_corrected_steps, down, weights=self.weights)
         z = s.z + self.server_lr * (mean.z - s.z)  # v_r = v_{r-1} + eta_g (v_r - v_{r-1})
         z = clients.problem.prox(z, lr=0.0)
-        c = s.c + share * mean.dc  # c = (1/K) sum_k c_k
+        c = s.c + share * mean.dc  # c = (1/K) sum_k c_k, or sum_k p_k c_k
         z, progress, ended = self.advance(s.progress, z, clients)
         if not ended:
             return State(z, c, s.v_ref, progress)

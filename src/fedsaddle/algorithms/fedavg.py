@@ -12,8 +12,12 @@ Local SGDA: Deng and Mahdavi 2021. FedAvg: McMahan et al. 2017. FedProx: Li et a
     c_i, c (SCAFFOLD)      | c_k, c: client and server control variates
 
 Deviations: all methods take steps with the saddle field, so SCAFFOLD serves min-max problems too; on a problem without a
-dual variable it is the published method. The mean weighs clients equally unless weights="samples". Where the problem has a
-proximal step or projection, it follows every local step, and the server's step is projected (a prox of step 0).
+dual variable it is the published method. Where the problem has a proximal step or projection, it follows every local step,
+and the server's step is projected (a prox of step 0).
+With weights="samples" (FedAvg's own; not in the papers of Local SGDA and SCAFFOLD) the objective is sum_k (n_k/n) f_k. The
+server's mean is over the participants, by their samples. With some of the clients a round that is a ratio estimate, biased
+towards equal weights (one participant has weight 1, whatever its size); with all of them it is exact. SCAFFOLD's c stays
+sum_k (n_k/n) c_k of all N, and its clients step along the weighted field, so that this bias is not in its fixed point.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ class LocalSGDA(Algorithm):
         lr_dual: local step size of y; None: the same as lr.
         local_steps: steps between two communications.
         server_lr: the server moves this far from its iterate towards the mean.
-        weights: the mean weighs clients equally ("clients") or by their sample counts ("samples").
+        weights: clients count equally in the objective ("clients") or by their sample counts ("samples").
     """
 
     lr: float = 0.01
@@ -65,17 +69,13 @@ class LocalSGDA(Algorithm):
         self._require_positive("lr", "local_steps", "server_lr")
         if self.lr_dual is not None:
             self._require_positive("lr_dual")
-        if self.weights not in ("clients", "samples"):
-            raise FedsaddleError(
-                f"{type(self).__name__}: weights must be 'clients' or 'samples', got {self.weights!r}"
-            )
+        self._require_weights()
 
     def init(self, z: Tensor, problem: Problem) -> State:
         return State(z)
 
     def round(self, s: State, clients: Clients) -> State:
-        weights = "samples" if self.weights == "samples" else None
-        mean, _ = clients.mean(self.local_descent_ascent, s, weights=weights)
+        mean, _ = clients.mean(self.local_descent_ascent, s, weights=self.weights)
         z = s.z + self.server_lr * (mean.z - s.z)
         return State(clients.problem.prox(z, lr=0.0))
 
@@ -141,7 +141,7 @@ class FedProx(FedAvg):
 
 class VariateState(NamedTuple):
     z: Tensor  # server iterate [1, d]
-    c: Tensor  # server control variate [1, d]: the mean of all N clients' c_k
+    c: Tensor  # server control variate [1, d]: the mean of all N clients' c_k, by `weights`
 
 
 class VariateReply(NamedTuple):
@@ -157,11 +157,13 @@ class SCAFFOLD(Algorithm):
         lr: local step size eta_l.
         server_lr: server step size eta_g.
         local_steps: K.
+        weights: clients count equally in the objective ("clients") or by their sample counts ("samples").
     """
 
     lr: float = 0.01
     server_lr: float = 1.0
     local_steps: int = 10
+    weights: Literal["clients", "samples"] = "clients"
 
     cites = Citation(
         "karimireddy2020scaffold",
@@ -174,6 +176,7 @@ class SCAFFOLD(Algorithm):
 
     def __post_init__(self) -> None:
         self._require_positive("lr", "server_lr", "local_steps")
+        self._require_weights()
 
     def init(self, z: Tensor, problem: Problem) -> VariateState:
         return VariateState(z, torch.zeros_like(z))
@@ -182,9 +185,9 @@ class SCAFFOLD(Algorithm):
         return torch.zeros_like(z)  # c_i
 
     def round(self, s: VariateState, clients: Clients) -> VariateState:
-        mean, share = clients.mean(self.corrected_steps, s)
+        mean, share = clients.mean(self.corrected_steps, s, weights=self.weights)
         z = s.z + self.server_lr * (mean.z - s.z)  # x <- x + eta_g mean(y_i - x)
-        c = s.c + share * mean.dc  # c <- c + (1/N) sum over participants of (c_i^+ - c_i)
+        c = s.c + share * mean.dc  # c <- c + (1/N) sum over participants of (c_i^+ - c_i); p_i for 1/N
         return VariateState(clients.problem.prox(z, lr=0.0), c)
 
     def corrected_steps(self, cohort: Cohort, s: VariateState) -> tuple[VariateReply, Tensor]:

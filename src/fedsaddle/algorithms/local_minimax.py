@@ -215,8 +215,7 @@ class FedNormSGDA(LocalMinimax):
         self._require_positive("server_lr")
         if self.local_epochs is not None:
             self._require_positive("local_epochs")
-        if self.weights not in ("clients", "samples"):
-            raise FedsaddleError(f"FedNormSGDA: weights must be 'clients' or 'samples', got {self.weights!r}")
+        self._require_weights()
 
     def init(self, z: Tensor, problem: Problem) -> Iterate:
         return Iterate(z)

@@ -137,11 +137,11 @@ class Torchrun(Simulation):
     # ---- all clients -------------------------------------------------------------------------------------
 
     def mean(
-        self, work: Work, message: Any, *, who: Draw | None = None, weights: Tensor | str | None = None
-    ) -> tuple[Any, float]:
+        self, work: Work, message: Any, *, who: Draw | None = None, weights: Tensor | str = "clients"
+    ) -> tuple[Any, float | Tensor]:
         mean = super().mean
 
-        def own_part() -> tuple[Any, Tensor | None, float]:
+        def own_part() -> tuple[Any, Tensor | None, float | Tensor]:
             part, share = mean(work, message, who=who, weights=weights)
             return part, _flat(part), share
 

@@ -11,7 +11,9 @@
     F = (1-p)(h-a)^2 1+  +  p(h-b)^2 1-  +  2(1+alpha)(p h 1- - (1-p) h 1+)  -  p(1-p) alpha^2
 
 Deviations: p is a global constant found by one set-up exchange of two integers a client (docs/mathematics.md). By default it
-is the unweighted mean of the clients' ratios, which makes F the pairwise square loss when clients weigh equally.
+is the unweighted mean of the clients' ratios, which makes F the pairwise square loss when clients weigh equally. Where the
+algorithm weighs them by their samples (weights="samples"), "pooled" does: then F is the pairwise square loss, and alpha the
+difference of the class means, of all samples in one pool. The other p of each mixture weighs one class more than the other.
 `dual="margin"` is the form of the public CODASCA and LibAUC code, whose dual step is not the gradient of F: it uses a and
 b in place of the class means and drops the factor p(1-p).
 """
@@ -185,6 +187,10 @@ class AUC(ModelProblem):
             )
         return self.p
 
+    @property
+    def only_for_weights(self) -> str | None:
+        return {"client_mean": "clients", "pooled": "samples"}.get(str(self.p))
+
     def prepare(self, clients: Clients) -> Self:
         if not isinstance(self.p, str):
             return self
@@ -225,12 +231,13 @@ class AUC(ModelProblem):
         one = torch.ones_like(h)
         return ClassSums(total(h, pos), total(one, pos), total(h, ~pos), total(one, ~pos))
 
-    def dual_from(self, statistics: ClassSums) -> Tensor:
+    def dual_from(self, statistics: ClassSums, weights: Tensor | None = None) -> Tensor:
         """alpha = E[h|-] - E[h|+], each averaged over the clients that own the class: [1, 1]; NaN if none does."""
+        w = 1.0 if weights is None else weights
 
         def mean(total: Tensor, n: Tensor) -> Tensor:
-            owners = (n > 0).to(n)
-            return (total / n.clamp(min=1)).sum(-2, keepdim=True) / owners.sum(-2, keepdim=True)
+            owners = w * (n > 0).to(n)
+            return (w * total / n.clamp(min=1)).sum(-2, keepdim=True) / owners.sum(-2, keepdim=True)
 
         s = statistics
         alpha = mean(s.neg, s.n_neg) - mean(s.pos, s.n_pos)
