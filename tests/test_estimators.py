@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
 import warnings
 from pathlib import Path
 from typing import Any, ClassVar
@@ -406,14 +405,3 @@ def test_saving_an_own_module_and_an_algorithm(tumours: Any, tmp_path: Path) -> 
     ):
         with pytest.raises(FedsaddleError, match=message):
             wrong()
-
-
-def test_the_import_of_fedsaddle_stays_light() -> None:
-    import subprocess
-
-    code = (
-        "import sys, fedsaddle; print(*[m for m in ('sklearn', 'onnx', 'plotly', 'flwr') if m in sys.modules]); "
-        "assert 'FederatedAUCClassifier' in dir(fedsaddle); fedsaddle.nothing"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "\n" and "has no attribute 'nothing'" in done.stderr

@@ -16,28 +16,24 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from fedsaddle import __version__
-from fedsaddle.citing import cite as bibtex
-from fedsaddle.config import RUN_FILES, dump, load
-from fedsaddle.deploy.commands import Track, check_flower, tracked
 from fedsaddle.deploy.commands import app as deploy_app
-from fedsaddle.describe import Kind, described, parameters, summary, things
-from fedsaddle.engines import torchrun
+from fedsaddle.deploy.commands import check_flower
+from fedsaddle.engines.ranks import first_to_fail, rank
 from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, similar_file
-from fedsaddle.export import export_onnx
-from fedsaddle.federation import Federation
-from fedsaddle.folder import read_result
-from fedsaddle.probe import examine
-from fedsaddle.problem import ModelProblem
-from fedsaddle.report import write_comparison, write_report
-from fedsaddle.reproduce import experiments
-from fedsaddle.reproduce import reproduce as run_experiment
-from fedsaddle.sweep import sweep as run_sweep
-from fedsaddle.train import Run, human_bytes
+from fedsaddle.folder import check_begun, read_result
+from fedsaddle.kinds import Kind
+from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned
+from fedsaddle.parse import read_toml
+from fedsaddle.progress import human_bytes
+
+if TYPE_CHECKING:  # torch is loaded by the commands that need it, so that the others start at once
+    from fedsaddle.federation import Federation
+    from fedsaddle.train import Run
 
 app = typer.Typer(
     add_completion=False,
@@ -146,19 +142,17 @@ def new(
 
 @app.command("run")
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The run's config.")],
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key; may be repeated.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A new folder; runs/NAME unless given.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the folder.")] = False,
+    file: ConfigFile,
+    assignments: Set = None,
+    out: Out = None,
+    quiet: Quiet = False,
     track: Track = None,
 ) -> None:
     """Train as a config file says, into a new folder."""
-    config = load(file, [*(assignments or []), *tracked(track)])
-    if config.tree["train"]["engine"] == "torchrun" and torchrun.rank() > 0:
+    from fedsaddle.config import load
+
+    config = load(file, assigned(assignments, track))
+    if config.tree["train"]["engine"] == "torchrun" and rank() > 0:
         config.run()  # the first process writes and prints
         return
     done = config.run(
@@ -175,11 +169,14 @@ def resume(
         bool,
         typer.Option("--allow", help="Go on although config.toml was changed, for instance to more rounds."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the folder.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Go on with a run from its last checkpoint, as if it had never stopped."""
+    check_begun(folder)
+    from fedsaddle.config import load
+
     config = load(folder / "config.toml")
-    if config.tree["train"]["engine"] == "torchrun" and torchrun.rank() > 0:
+    if config.tree["train"]["engine"] == "torchrun" and rank() > 0:
         config.run(resume=True, allow=allow)
         return
     progress = False if quiet else None
@@ -196,6 +193,9 @@ def resume(
 
 def show_finished(done: Run, name: str, quiet: bool) -> None:
     """Write the report of a run that has ended, and print its result."""
+    from fedsaddle.config import RUN_FILES
+    from fedsaddle.report import write_report
+
     folder = done.out
     assert folder is not None
     if _has_plotly():
@@ -209,10 +209,8 @@ def show_finished(done: Run, name: str, quiet: bool) -> None:
 
 @app.command("sweep")
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="A config with a section [sweep].")],
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key; may be repeated.")
-    ] = None,
+    file: ConfigFile,
+    assignments: Set = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="A folder, also of a sweep to go on with; runs/sweep/NAME."),
@@ -220,8 +218,10 @@ def sweep(
     jobs: Jobs = 1,
     track: Track = None,
 ) -> None:
-    """Choose hyper-parameters on validation data."""
-    result = run_sweep(file, [*(assignments or []), *tracked(track)], out, jobs=jobs)
+    """Choose hyper-parameters on validation data, as the section [sweep] of a config says."""
+    from fedsaddle.sweep import sweep
+
+    result = sweep(file, assigned(assignments, track), out, jobs=jobs)
     print("\n".join(_aligned(result.table())) + f"\n\n{result.verdict()}\n")
     written = ("runs.jsonl", "table.md", "results.json", "best.toml", "sweep.html")
     print(f"{result.out}: {', '.join(name for name in written if (result.out / name).exists())}")
@@ -268,6 +268,8 @@ def _compare(folders: Sequence[Path], out: Path) -> None:
             + "\n".join(f"  {n}: {d}" for n, d in zip(names, data, strict=True))
         )
     if _has_plotly():
+        from fedsaddle.report import write_comparison
+
         print(write_comparison(folders, out))
     else:
         print("fedsaddle: no page without plotly: pip install 'fedsaddle[report]'", file=sys.stderr)
@@ -275,10 +277,8 @@ def _compare(folders: Sequence[Path], out: Path) -> None:
 
 @app.command("probe")
 def probe(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The run's config.")],
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key; may be repeated.")
-    ] = None,
+    file: ConfigFile,
+    assignments: Set = None,
     points: Annotated[int, typer.Option(help="Points around the start at which to measure.")] = 3,
     clients: Annotated[int, typer.Option(help="Measure on at most so many clients.")] = 20,
     train_rounds: Annotated[int, typer.Option(help="Also measure after so many rounds of training.")] = 0,
@@ -288,8 +288,11 @@ def probe(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Estimate a problem's constants and the step sizes that theory asks for."""
+    from fedsaddle.config import load
+    from fedsaddle.probe import examine
+
     report = examine(
-        load(file, assignments or []),
+        load(file, assigned(assignments)),
         points=points,
         clients=clients,
         train_rounds=train_rounds,
@@ -304,6 +307,8 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with parameters and defaults.")] = False,
 ) -> None:
     """List what can be named in a config, with a line on each."""
+    from fedsaddle.describe import parameters, summary, things
+
     listed = {name: summary(thing) for name, thing in things(kind).items()}
     if as_json:
         entries = [
@@ -323,6 +328,8 @@ def show(
     ] = None,
 ) -> None:
     """Show something by its name, a run's result, or what a config runs on."""
+    from fedsaddle.describe import described, things
+
     found = [kind for kind in Kind if what in things(kind)]
     path = Path(what)
     if found:
@@ -331,7 +338,7 @@ def show(
         with _as_written(path):
             _print_result(path.resolve().name, read_result(path))
     elif path.exists() or what.endswith(".toml") or os.sep in what:
-        _show_config(path, assignments or [])
+        _show_config(path, assigned(assignments))
     else:
         known = [name for kind in Kind for name in things(kind)]
         raise _unknown("", what, known, "try: fedsaddle list algorithms")
@@ -342,6 +349,8 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finishe
     """Write a run's report.html again."""
     with _as_written(folder):
         read_result(folder)
+        from fedsaddle.report import write_report
+
         print(write_report(folder))
 
 
@@ -352,6 +361,8 @@ def export(
 ) -> None:
     """Write a run's model as ONNX; it takes raw features, their scaling is part of it."""
     with _as_written(folder):
+        from fedsaddle.export import export_onnx
+
         print(export_onnx(folder, onnx))
 
 
@@ -363,8 +374,10 @@ def cite(
     ] = None,
 ) -> None:
     """Print BibTeX: of what a run used, of what is named, or of fedsaddle and all algorithms."""
+    from fedsaddle.citing import cite
+
     with _as_written(*map(Path, things or ())):
-        print(bibtex(*(things or ())))
+        print(cite(*(things or ())))
 
 
 @app.command("reproduce")
@@ -388,12 +401,14 @@ def reproduce(
     ] = None,
 ) -> None:
     """Run an experiment of a paper: table, figure, claims judged."""
+    from fedsaddle.reproduce import experiments, reproduce
+
     known = experiments()
     if experiment not in known:
         raise _unknown("experiment ", experiment, known, "known are " + ", ".join(known))
     named = (("data", data), ("model", model), ("part", part))
     options = {k: v for k, v in named if v is not None}
-    folder = run_experiment(experiment, quick, out, options=options, jobs=jobs, device=device)
+    folder = reproduce(experiment, quick, out, options=options, jobs=jobs, device=device)
     print((folder / "table.md").read_text(encoding="utf-8"))
     print(f"{folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
 
@@ -450,9 +465,7 @@ def _with_help(record: Callable[[Any], Any], lost: str) -> Callable[[Any], Any]:
 def _main(arguments: Sequence[str]) -> int:
     command = commands()
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: (
-            _say(f"warning: {message}") if torchrun.rank() == 0 else None
-        )
+        warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}") if rank() == 0 else None
         try:
             # make_context and invoke, not main(): that one has its own ideas of errors and of Ctrl-C
             with command.make_context("fedsaddle", list(arguments)) as context:
@@ -490,7 +503,7 @@ def _usage(error: Any, arguments: Sequence[str]) -> str:
 
 
 def _fail(message: str, error: BaseException, code: int = 2) -> int:
-    if torchrun.first_to_fail():
+    if first_to_fail():
         _say("; ".join([message, *getattr(error, "__notes__", ())]))
     return code
 
@@ -560,6 +573,10 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _show_config(path: Path, assignments: Sequence[str]) -> None:
+    read_toml(path)
+    from fedsaddle.config import dump, load
+    from fedsaddle.problem import ModelProblem
+
     config = load(path, assignments)
     setup = config.build()
     federation, problem = setup.federation, setup.problem

@@ -49,9 +49,10 @@ from fedsaddle.federation import Federation, Scaling
 from fedsaddle.folder import write_whole
 from fedsaddle.problem import Problem
 from fedsaddle.problems import AUC, ERM, PairwiseAUC
+from fedsaddle.progress import spinner
 from fedsaddle.replicas import run_all
 from fedsaddle.schema import arguments, filled
-from fedsaddle.train import Run, spinner, train
+from fedsaddle.train import Run, train
 
 if TYPE_CHECKING:
     import pandas
