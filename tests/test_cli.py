@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 
 from fedsaddle import cli
 from fedsaddle.algorithms import ALGORITHMS
-from fedsaddle.describe import Kind, described, parameters, things
+from fedsaddle.describe import described, parameters, things
+from fedsaddle.kinds import Kind
 from fedsaddle.toml import to_toml
 from tests.conftest import Command, Done
 
@@ -437,9 +438,10 @@ def test_one_class_everywhere(fedsaddle: Command) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"group": "clinic"}, "the frame has no column 'clinic'"),
+        ({"group": "clinic"}, "all.csv: the frame has no column 'clinic'"),
         ({"group": None}, "data.group: is missing; data with file needs it: text"),
         ({"file": "nothing.csv"}, "nothing.csv is not there"),
+        ({"file": "al.csv"}, "al.csv is not there, or not a file; did you mean "),
         ({"file": "tiny.toml"}, "data.file: must be a .csv or .parquet file, got tiny.toml"),
         ({"file": "sites"}, "sites is not there, or not a file"),
         ({"file": "hollow.csv"}, "hollow.csv cannot be read as csv: No columns to parse"),

@@ -299,10 +299,14 @@ def test_bad_cells_are_named(tumours: Any) -> None:
         fitted.predict(holes)
     with pytest.raises(FedsaddleError, match="model must have parameters to train, Identity has none"):
         quick(fs.FairFederatedClassifier, model=torch.nn.Identity()).fit(x, label, groups=site)
-    with pytest.raises(
-        FedsaddleError, match=r"one value a row, got 'site'; of a data frame: groups=frame\['site'\]"
-    ):
+    text = r"groups must be an array, one entry a row, got 'site'; of a data frame: groups=df\['site'\]"
+    with pytest.raises(FedsaddleError, match=text):
         fs.FederatedAUCClassifier().fit(np.zeros((4, 1)), [0, 1, 0, 1], groups="site")
+    fair = quick(fs.FairFederatedClassifier).fit(x, label, groups=site)
+    with pytest.raises(FedsaddleError, match=text):
+        fair.score(x, label, groups="site")
+    with pytest.raises(TypeError, match="abstract"):
+        estimators.FederatedClassifier()
     with pytest.raises(FedsaddleError, match="column 'sex' is not numeric"):
         quick(fs.FederatedAUCClassifier).fit(x.assign(sex="f"), label, groups=site)
 

@@ -303,21 +303,24 @@ def probe(
 
 @app.command("list")
 def list_(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help=f"One of {', '.join(Kind)}.")],
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with parameters and defaults.")] = False,
 ) -> None:
     """List what can be named in a config, with a line on each."""
-    from fedsaddle.describe import parameters, summary, things
+    from fedsaddle.describe import parameters, summary, things, where
 
-    listed = {name: summary(thing) for name, thing in things(kind).items()}
+    entries = []
+    for name, thing in things(kind).items():
+        place = {"where": where(thing)} if kind is Kind.datasets else {}
+        entries.append({"name": name, **place, "description": summary(thing)})
     if as_json:
-        entries = [
-            {"name": name, "description": text, "parameters": parameters(kind, name)}
-            for name, text in listed.items()
-        ]
-        print(json.dumps(entries, indent=2))
+        print(
+            json.dumps(
+                [entry | {"parameters": parameters(kind, entry["name"])} for entry in entries], indent=2
+            )
+        )
     else:
-        print("\n".join(_aligned(list(listed.items()))))
+        print("\n".join(_aligned([list(entry.values()) for entry in entries])))
 
 
 @app.command("show")

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedsaddle.data import DatasetInfo, load
+from fedsaddle.data import DatasetInfo, fetch, load
 from fedsaddle.engines import ENGINES
 from fedsaddle.keys import in_words
 from fedsaddle.kinds import SECTION, Kind
@@ -36,6 +36,13 @@ def summary(thing: Any) -> str:
     text = thing if isinstance(thing, str) else inspect.getdoc(thing) or ""
     first = " ".join(text.split("\n\n")[0].split())
     return re.split(r"(?<=\.) (?=[A-Z])", first)[0].rstrip(".")
+
+
+def where(thing: Any) -> str:
+    """Whether a data set is at hand: one with files lies in the data folder, or not; the others need none."""
+    if not isinstance(thing, DatasetInfo) or thing.bundled:
+        return "bundled"
+    return "found" if fetch.locate(thing, None) is not None else "not found"
 
 
 def parameters(kind: Kind, name: str) -> dict[str, dict[str, Any]]:
