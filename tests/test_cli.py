@@ -259,11 +259,13 @@ def test_reproduce(fedsaddle: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_help_and_version(fedsaddle: Command) -> None:
     assert fedsaddle().out == fedsaddle("--help").out
+    assert fedsaddle("deploy").out == fedsaddle("deploy", "--help").out
+    assert "..." not in fedsaddle().out.partition("Commands:")[2]  # every line is whole
     assert all(
         name in fedsaddle().out for name in ("run", "compare", "list", "show", "report", "cite", "reproduce")
     )
     said = " ".join(fedsaddle("run", "--help").out.split())
-    assert said.count("FILE.toml The run's config. [required]") == 1
+    assert said.count("FILE.toml The run's config; fedsaddle new writes one. [required]") == 1
     assert "\\" not in said + fedsaddle("probe", "--help").out
     assert fedsaddle("--version").out.count(".") >= 2
 
@@ -514,6 +516,7 @@ def test_out_that_cannot_be_used(fedsaddle: Command) -> None:
         (["show", "codasac"], "'codasac' is unknown; did you mean 'codasca'?"),
         (["show", "xyzzy"], "'xyzzy' is unknown; try: fedsaddle list algorithms"),
         (["show", "no.toml"], "no.toml: No such file or directory"),
+        (["show", "runs/no"], "runs/no: is not a folder; name the folder of a run"),
         (["show", "."], "has no result.json, it is not a run"),
         (["cite", "codsca"], "cite: 'codsca' is unknown; did you mean 'codasca'?"),
         (["compare", "nowhere"], "nowhere: is not a folder"),

@@ -27,9 +27,8 @@ from fedsaddle.engines.ranks import first_to_fail, rank
 from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, similar_file
 from fedsaddle.folder import check_begun, read_result
 from fedsaddle.kinds import Kind
-from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned
-from fedsaddle.parse import read_toml
-from fedsaddle.progress import human_bytes
+from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned, check_config
+from fedsaddle.progress import human_bytes, spinner
 
 if TYPE_CHECKING:  # torch is loaded by the commands that need it, so that the others start at once
     from fedsaddle.federation import Federation
@@ -39,6 +38,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     help="Train models that solve a min-max problem over data that cannot be pooled.",
+    epilog="First: fedsaddle new --data TABLE.csv; it writes run.toml. Then: fedsaddle run run.toml.",
 )
 
 app.add_typer(deploy_app, name="deploy")
@@ -134,6 +134,7 @@ def new(
     ] = False,
 ) -> None:
     """Start a project: a config that suits your data. Asks on a terminal for what is not given."""
+    _load_torch()
     from fedsaddle.new import Wanted, project
 
     wanted = Wanted(data, label, site, positive, aim, model, rounds, sites)
@@ -149,6 +150,8 @@ def run(
     track: Track = None,
 ) -> None:
     """Train as a config file says, into a new folder."""
+    check_config(file)
+    _load_torch(quiet)
     from fedsaddle.config import load
 
     config = load(file, assigned(assignments, track))
@@ -171,8 +174,9 @@ def resume(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run from its last checkpoint, as if it had never stopped."""
+    """Go on with a run from its last checkpoint. It ends as if it had never stopped."""
     check_begun(folder)
+    _load_torch(quiet)
     from fedsaddle.config import load
 
     config = load(folder / "config.toml")
@@ -218,7 +222,9 @@ def sweep(
     jobs: Jobs = 1,
     track: Track = None,
 ) -> None:
-    """Choose hyper-parameters on validation data, as the section [sweep] of a config says."""
+    """Choose hyper-parameters on validation data. The section [sweep] of the config says which."""
+    check_config(file)
+    _load_torch()
     from fedsaddle.sweep import sweep
 
     result = sweep(file, assigned(assignments, track), out, jobs=jobs)
@@ -287,7 +293,9 @@ def probe(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Estimate a problem's constants and the step sizes that theory asks for."""
+    """Measure a problem's constants, for step sizes by theory."""
+    check_config(file)
+    _load_torch()
     from fedsaddle.config import load
     from fedsaddle.probe import examine
 
@@ -325,23 +333,25 @@ def list_(
 
 @app.command("show")
 def show(
-    what: Annotated[str, typer.Argument(metavar="NAME|DIR|FILE.toml")],
+    what: Annotated[
+        str, typer.Argument(metavar="NAME|DIR|FILE.toml", help="Such as codasca, runs/mine or run.toml.")
+    ],
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key of FILE.toml.")
     ] = None,
 ) -> None:
-    """Show something by its name, a run's result, or what a config runs on."""
+    """Show a named thing, a run's result, or a config and its data."""
     from fedsaddle.describe import described, things
 
     found = [kind for kind in Kind if what in things(kind)]
     path = Path(what)
     if found:
         print("\n\n".join(described(kind, what) for kind in found))
-    elif path.is_dir():
+    elif path.is_file() or (what.endswith(".toml") and not path.is_dir()):
+        _show_config(path, assigned(assignments))
+    elif path.is_dir() or os.sep in what:
         with _as_written(path):
             _print_result(path.resolve().name, read_result(path))
-    elif path.exists() or what.endswith(".toml") or os.sep in what:
-        _show_config(path, assigned(assignments))
     else:
         known = [name for kind in Kind for name in things(kind)]
         raise _unknown("", what, known, "try: fedsaddle list algorithms")
@@ -362,7 +372,7 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
     onnx: Annotated[Path, typer.Option(metavar="FILE.onnx", help="The file to write.")],
 ) -> None:
-    """Write a run's model as ONNX; it takes raw features, their scaling is part of it."""
+    """Write a run's model as ONNX. It takes raw features: their scaling is part of it."""
     with _as_written(folder):
         from fedsaddle.export import export_onnx
 
@@ -376,7 +386,7 @@ def cite(
         typer.Argument(metavar="[NAME|DIR...]", help="Algorithms, problems, data sets, runs."),
     ] = None,
 ) -> None:
-    """Print BibTeX: of what a run used, of what is named, or of fedsaddle and all algorithms."""
+    """Print citations as BibTeX. Of what a run used, of what is named, or of fedsaddle and all algorithms."""
     from fedsaddle.citing import cite
 
     with _as_written(*map(Path, things or ())):
@@ -404,6 +414,7 @@ def reproduce(
     ] = None,
 ) -> None:
     """Run an experiment of a paper: table, figure, claims judged."""
+    _load_torch()
     from fedsaddle.reproduce import experiments, reproduce
 
     known = experiments()
@@ -418,7 +429,7 @@ def reproduce(
 
 @app.command("doctor")
 def doctor() -> None:
-    """Check what is installed, the machine and the data; exit code 1 if something that every run needs is broken."""
+    """Check what is installed, the machine and the data. Exit code 1 if something that every run needs is broken."""
     from fedsaddle.doctor import examined
 
     findings = examined()
@@ -519,6 +530,12 @@ def _unknown(kind: str, name: str, known: Iterable[str], otherwise: str) -> Feds
     return FedsaddleError(f"{kind}{name!r} is unknown; {did_you_mean(name, known) or otherwise}")
 
 
+def _load_torch(quiet: bool = False) -> None:
+    """Say that torch is being loaded, which takes seconds."""
+    with spinner("loading torch", False if quiet or rank() > 0 else None):
+        import torch  # noqa: F401
+
+
 def _has_plotly() -> bool:
     return importlib.util.find_spec("plotly") is not None
 
@@ -576,7 +593,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _show_config(path: Path, assignments: Sequence[str]) -> None:
-    read_toml(path)
+    check_config(path)
     from fedsaddle.config import dump, load
     from fedsaddle.problem import ModelProblem
 

@@ -15,9 +15,9 @@ import typer
 
 from fedsaddle.deploy.program import Process, end_with, start, stop
 from fedsaddle.errors import FedsaddleError, optional_import
-from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned
+from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned, check_config
 
-app = typer.Typer(rich_markup_mode=None, help="Run over sites that keep their data.", no_args_is_help=True)
+app = typer.Typer(rich_markup_mode=None, help="Run over sites that keep their data.")
 
 FLOWER = "1.41"  # the version that the extra `flower` names
 
@@ -34,6 +34,12 @@ def check_flower() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
+@app.callback(invoke_without_command=True)
+def root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
 @app.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
@@ -45,7 +51,7 @@ def init(
         str | None, typer.Option(metavar="HOST", help="What the server binds to, such as 0.0.0.0.")
     ] = None,
 ) -> None:
-    """Write all files of a new federation: certificates, keys, a folder for each site."""
+    """Write all files of a new federation. Certificates, keys, a folder for each site."""
     check_flower()
     from fedsaddle.deploy.home import create
 
@@ -62,7 +68,7 @@ def init(
 
 @app.command("check")
 def check(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The site's description.")]) -> None:
-    """Try a site's data and its connection; say what is wrong in plain words."""
+    """Try a site's data and its connection. Says what is wrong in plain words."""
     check_flower()
     from fedsaddle import sites
     from fedsaddle.deploy.home import LinkFile
@@ -118,6 +124,7 @@ def run(
     track: Track = None,
 ) -> None:
     """Train over the sites of a federation, into a new folder."""
+    check_config(file)
     check_flower()
     from fedsaddle.config import load
     from fedsaddle.deploy import drive
@@ -137,7 +144,7 @@ def local(
     ] = Path("federation"),
     port: Annotated[int, typer.Option(help="Of a federation that is made.")] = 9092,
 ) -> None:
-    """Start a server and N sites on this machine, with TLS and keys, for trying it out; Ctrl-C stops them."""
+    """Try it on this machine. Starts a server and N sites, with TLS and keys; Ctrl-C stops them."""
     check_flower()
     from fedsaddle.deploy.home import Home
     from fedsaddle.deploy.link import superlink
