@@ -36,7 +36,8 @@ from mkdocs.structure.files import File
 
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.cli import commands as all_commands
-from fedsaddle.describe import Kind, parameters, summary, things
+from fedsaddle.describe import parameters, summary, things
+from fedsaddle.kinds import Kind
 from fedsaddle.reproduce import experiments
 from fedsaddle.toml import quoted
 

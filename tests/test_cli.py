@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 
 from fedsaddle import cli
 from fedsaddle.algorithms import ALGORITHMS
-from fedsaddle.describe import Kind, described, parameters, things
+from fedsaddle.describe import described, parameters, things
+from fedsaddle.kinds import Kind
 from fedsaddle.toml import to_toml
 from tests.conftest import Command, Done
 
@@ -236,8 +237,10 @@ def test_reproduce(fedsaddle: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
     here = tmp_path / "here"
     here.mkdir()
     (here / "table.md").write_text("a table")
-    monkeypatch.setattr(cli, "experiments", lambda: {"paper/figure": "What it shows"})
-    monkeypatch.setattr(cli, "run_experiment", lambda *given, **more: called.append((*given, more)) or here)
+    monkeypatch.setattr("fedsaddle.reproduce.experiments", lambda: {"paper/figure": "What it shows"})
+    monkeypatch.setattr(
+        "fedsaddle.reproduce.reproduce", lambda *given, **more: called.append((*given, more)) or here
+    )
     assert fedsaddle("reproduce", "paper/figure", "--quick").out == f"a table\n{here}: table.md\n"
     fedsaddle(
         "reproduce", "paper/figure", "--data", "cifar10", "--model", "cnn", "--part", "K8", "--jobs", "3", "--device", "cuda"
@@ -256,11 +259,13 @@ def test_reproduce(fedsaddle: Command, monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_help_and_version(fedsaddle: Command) -> None:
     assert fedsaddle().out == fedsaddle("--help").out
+    assert fedsaddle("deploy").out == fedsaddle("deploy", "--help").out
+    assert "..." not in fedsaddle().out.partition("Commands:")[2]  # every line is whole
     assert all(
         name in fedsaddle().out for name in ("run", "compare", "list", "show", "report", "cite", "reproduce")
     )
     said = " ".join(fedsaddle("run", "--help").out.split())
-    assert said.count("FILE.toml The run's config. [required]") == 1
+    assert said.count("FILE.toml The run's config; fedsaddle new writes one. [required]") == 1
     assert "\\" not in said + fedsaddle("probe", "--help").out
     assert fedsaddle("--version").out.count(".") >= 2
 
@@ -368,13 +373,20 @@ def test_an_impossible_quadratic(fedsaddle: Command, sets: str) -> None:
 
 
 def test_mistakes_in_files(fedsaddle: Command) -> None:
-    refused(fedsaddle("run", "none.toml"), "none.toml: No such file or directory")
+    refused(
+        fedsaddle("run", "none.toml"), "none.toml: No such file or directory; fedsaddle new writes a first"
+    )
     Path("folder").mkdir()
     refused(fedsaddle("run", "folder"), "folder: Is a directory")
     Path("folder/mine.toml").write_text("")
     refused(fedsaddle("run", "folder"), "folder: Is a directory; did you mean 'folder/mine.toml'?")
     refused(fedsaddle("run", "folder/mime.toml"), "directory; did you mean 'folder/mine.toml'?")
-    refused(fedsaddle("resume", "foldr"), "directory; did you mean 'folder/config.toml'?")
+    refused(fedsaddle("resume", "foldr"), "foldr: is not a folder; did you mean 'folder'?")
+    refused(
+        fedsaddle("resume", "folder"), "folder: has no config.toml, it is not a run; name the folder of a"
+    )
+    Path("folder/history.jsonl").write_text("")
+    refused(fedsaddle("resume", "folder"), "has no config.toml; fs.train(..., out=, resume=True) goes on")
     refused(fedsaddle("compare", "foldr"), "foldr: is not a folder; did you mean 'folder'?")
     Path("table.csv").write_text("a,b\n1,2\n")
     refused(fedsaddle("run", "table.csv"), "fedsaddle new --data table.csv")
@@ -428,9 +440,10 @@ def test_one_class_everywhere(fedsaddle: Command) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"group": "clinic"}, "the frame has no column 'clinic'"),
+        ({"group": "clinic"}, "all.csv: the frame has no column 'clinic'"),
         ({"group": None}, "data.group: is missing; data with file needs it: text"),
         ({"file": "nothing.csv"}, "nothing.csv is not there"),
+        ({"file": "al.csv"}, "al.csv is not there, or not a file; did you mean "),
         ({"file": "tiny.toml"}, "data.file: must be a .csv or .parquet file, got tiny.toml"),
         ({"file": "sites"}, "sites is not there, or not a file"),
         ({"file": "hollow.csv"}, "hollow.csv cannot be read as csv: No columns to parse"),
@@ -503,6 +516,7 @@ def test_out_that_cannot_be_used(fedsaddle: Command) -> None:
         (["show", "codasac"], "'codasac' is unknown; did you mean 'codasca'?"),
         (["show", "xyzzy"], "'xyzzy' is unknown; try: fedsaddle list algorithms"),
         (["show", "no.toml"], "no.toml: No such file or directory"),
+        (["show", "runs/no"], "runs/no: is not a folder; name the folder of a run"),
         (["show", "."], "has no result.json, it is not a run"),
         (["cite", "codsca"], "cite: 'codsca' is unknown; did you mean 'codasca'?"),
         (["compare", "nowhere"], "nowhere: is not a folder"),
@@ -532,6 +546,25 @@ def test_a_defect_is_not_hidden(fedsaddle: Command, monkeypatch: pytest.MonkeyPa
 
 
 # --------------------------------------------------------------------------------------------- as a process
+
+
+def test_words_come_before_torch(tmp_path: Path) -> None:
+    commands = {(): 0, ("--help",): 0, ("--version",): 0, ("rnu",): 2, ("run",): 2, ("list", "nothing"): 2}
+    commands |= {
+        (*command.split(), "--help"): 0
+        for command in ("run", "sweep", "list", "doctor", "deploy", "deploy run", "deploy site")
+    }
+    commands |= {(*command.split(), "none.toml"): 2 for command in ("run", "sweep", "probe", "deploy run")}
+    commands |= {(command, "nowhere"): 2 for command in ("resume", "compare", "report")}
+    code = (
+        "import sys\nfrom fedsaddle import cli\n"
+        f"for arguments, code in {commands!r}.items():\n"
+        "    assert cli._main(arguments) == code, arguments\n"
+        "    assert not {'torch', 'numpy', 'flwr'} & set(sys.modules), arguments\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == sum(code == 2 for code in commands.values())
 
 
 def process(folder: Path, *arguments: str) -> subprocess.Popen[str]:

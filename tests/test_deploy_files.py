@@ -127,7 +127,7 @@ def test_mistakes_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         )
     (home.folder / "federation.toml").unlink()
     assert "is no federation" in said(capsys, "deploy", "run", run)
-    assert "config.toml: No such file" in said(capsys, "deploy", "resume", str(tmp_path))
+    assert "has no config.toml, it is not a run" in said(capsys, "deploy", "resume", str(tmp_path))
 
 
 def test_another_version_of_flower_is_refused(

@@ -21,6 +21,7 @@ import typer
 import fedsaddle
 from fedsaddle import cli, config
 from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.reproduce import experiments
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -114,7 +115,7 @@ def test_commands_are_as_the_command_line_takes_them(line: str, monkeypatch) -> 
         else:
             config.load(context.params["file"], options)
     elif command.name == "reproduce" and context is not None:
-        assert context.params["experiment"] in cli.experiments()
+        assert context.params["experiment"] in experiments()
 
 
 def test_tables_of_configs_are_toml() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,14 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
         fs.load_model(tmp_path / "run")
     assert cli._main(["export", str(tmp_path), "--onnx", str(tmp_path / "x.onnx")]) == 2
     assert not (tmp_path / "x.onnx").exists()
+
+
+def test_a_wrong_folder_is_said_before_a_missing_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert cli._main(["export", str(tmp_path / "nowhere"), "--onnx", "x.onnx"]) == 2
+    assert capsys.readouterr().err.endswith("nowhere: is not a folder; name the folder of a run\n")
 
 
 # ------------------------------------------------------------------------------------------------------- citing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import runpy
 import sys
@@ -247,18 +248,24 @@ def test_the_doctor_says_what_is_there_and_how_to_get_the_rest(
     assert verdict == "Everything that a run needs is there; what is missing is optional.\n"
     lines = {row[1]: row for line in table.splitlines() if (row := re.split(r"  +", line, maxsplit=2))}
     assert {row[0] for row in lines.values()} == {"good", "missing"}
-    assert {"torch", "GPU", "threads", "data folder", *doctor.EXTRAS} - {"GPU"} <= lines.keys()
-    absent = set(lines["other sets"][2].partition(";")[0].split(", "))
-    assert {name for name, info in DATASETS.items() if not info.bundled} == absent | {"w8a"}
+    assert {"torch", "GPU", "threads", "data sets", *doctor.EXTRAS} - {"GPU"} <= lines.keys()
+    others = sum(not info.bundled for info in DATASETS.values())
+    data = lines["data sets"][2]
+    assert (
+        f"{len(DATASETS) - others} bundled, 1 of {others} others in {tmp_path / 'no data here'} (FED" in data
+    )
+    assert "; which: fedsaddle list datasets; " in data and data.endswith(".download('NAME')\"")
     assert lines["trackers"][2] == "train.track: lacks wandb>=0.19.11; pip install 'fedsaddle[trackers]'"
     assert lines["flower"][0] == "missing" and "flwr>=1.41,<1.42" in lines["flower"][2]
     assert lines["compiler"][0] == "missing" and "no-such-compiler" in lines["compiler"][2]
-    others = lines["other sets"][2]
-    assert others.startswith("a9a, ") and others.endswith(
-        "python -c \"import fedsaddle; fedsaddle.data.download('NAME')\""
-    )
     assert lines["w8a"][0] == "missing" and "w8a.bz2 has sha256" in lines["w8a"][2]
+    assert set(DATASETS) & lines.keys() == {"w8a"}  # what is in order has no line
     assert lines["a small run"][0] == "good"
+    listed = {e["name"]: e["where"] for e in json.loads(fedsaddle("list", "datasets", "--json").out)}
+    assert {name for name, where in listed.items() if where == "found"} == {"w8a"}
+    assert {name for name, where in listed.items() if where == "not found"} == {
+        name for name, info in DATASETS.items() if not info.bundled
+    } - {"w8a"}
 
 
 def test_what_every_run_needs_decides_the_exit_code(

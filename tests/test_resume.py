@@ -289,8 +289,8 @@ def test_ctrl_c_ends_after_the_round_and_resume_goes_on(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["resume", "nowhere"], "nowhere/config.toml: No such file"),
-        (["resume", "empty"], "empty/config.toml: No such file"),
+        (["resume", "nowhere"], "nowhere: is not a folder; name the folder of a run"),
+        (["resume", "empty"], "empty: has no config.toml, it is not a run"),
     ],
 )
 def test_bad_folders(

@@ -22,7 +22,8 @@ from torch import nn
 
 import fedsaddle as fs
 from fedsaddle.cohort import Batching
-from fedsaddle.engines.torchrun import Torchrun, first_to_fail
+from fedsaddle.engines.ranks import first_to_fail
+from fedsaddle.engines.torchrun import Torchrun
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.participation import Draw
 from fedsaddle.problem import Problem

@@ -16,33 +16,29 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from fedsaddle import __version__
-from fedsaddle.citing import cite as bibtex
-from fedsaddle.config import RUN_FILES, dump, load
-from fedsaddle.deploy.commands import Track, check_flower, tracked
 from fedsaddle.deploy.commands import app as deploy_app
-from fedsaddle.describe import Kind, described, parameters, summary, things
-from fedsaddle.engines import torchrun
+from fedsaddle.deploy.commands import check_flower
+from fedsaddle.engines.ranks import first_to_fail, rank
 from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, similar_file
-from fedsaddle.export import export_onnx
-from fedsaddle.federation import Federation
-from fedsaddle.folder import read_result
-from fedsaddle.probe import examine
-from fedsaddle.problem import ModelProblem
-from fedsaddle.report import write_comparison, write_report
-from fedsaddle.reproduce import experiments
-from fedsaddle.reproduce import reproduce as run_experiment
-from fedsaddle.sweep import sweep as run_sweep
-from fedsaddle.train import Run, human_bytes
+from fedsaddle.folder import check_begun, read_result
+from fedsaddle.kinds import Kind
+from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned, check_config
+from fedsaddle.progress import human_bytes, spinner
+
+if TYPE_CHECKING:  # torch is loaded by the commands that need it, so that the others start at once
+    from fedsaddle.federation import Federation
+    from fedsaddle.train import Run
 
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     help="Train models that solve a min-max problem over data that cannot be pooled.",
+    epilog="First: fedsaddle new --data TABLE.csv; it writes run.toml. Then: fedsaddle run run.toml.",
 )
 
 app.add_typer(deploy_app, name="deploy")
@@ -138,6 +134,7 @@ def new(
     ] = False,
 ) -> None:
     """Start a project: a config that suits your data. Asks on a terminal for what is not given."""
+    _load_torch()
     from fedsaddle.new import Wanted, project
 
     wanted = Wanted(data, label, site, positive, aim, model, rounds, sites)
@@ -146,19 +143,19 @@ def new(
 
 @app.command("run")
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The run's config.")],
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key; may be repeated.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A new folder; runs/NAME unless given.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the folder.")] = False,
+    file: ConfigFile,
+    assignments: Set = None,
+    out: Out = None,
+    quiet: Quiet = False,
     track: Track = None,
 ) -> None:
     """Train as a config file says, into a new folder."""
-    config = load(file, [*(assignments or []), *tracked(track)])
-    if config.tree["train"]["engine"] == "torchrun" and torchrun.rank() > 0:
+    check_config(file)
+    _load_torch(quiet)
+    from fedsaddle.config import load
+
+    config = load(file, assigned(assignments, track))
+    if config.tree["train"]["engine"] == "torchrun" and rank() > 0:
         config.run()  # the first process writes and prints
         return
     done = config.run(
@@ -175,11 +172,15 @@ def resume(
         bool,
         typer.Option("--allow", help="Go on although config.toml was changed, for instance to more rounds."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the folder.")] = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Go on with a run from its last checkpoint, as if it had never stopped."""
+    """Go on with a run from its last checkpoint. It ends as if it had never stopped."""
+    check_begun(folder)
+    _load_torch(quiet)
+    from fedsaddle.config import load
+
     config = load(folder / "config.toml")
-    if config.tree["train"]["engine"] == "torchrun" and torchrun.rank() > 0:
+    if config.tree["train"]["engine"] == "torchrun" and rank() > 0:
         config.run(resume=True, allow=allow)
         return
     progress = False if quiet else None
@@ -196,6 +197,9 @@ def resume(
 
 def show_finished(done: Run, name: str, quiet: bool) -> None:
     """Write the report of a run that has ended, and print its result."""
+    from fedsaddle.config import RUN_FILES
+    from fedsaddle.report import write_report
+
     folder = done.out
     assert folder is not None
     if _has_plotly():
@@ -209,10 +213,8 @@ def show_finished(done: Run, name: str, quiet: bool) -> None:
 
 @app.command("sweep")
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="A config with a section [sweep].")],
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key; may be repeated.")
-    ] = None,
+    file: ConfigFile,
+    assignments: Set = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="A folder, also of a sweep to go on with; runs/sweep/NAME."),
@@ -220,8 +222,12 @@ def sweep(
     jobs: Jobs = 1,
     track: Track = None,
 ) -> None:
-    """Choose hyper-parameters on validation data."""
-    result = run_sweep(file, [*(assignments or []), *tracked(track)], out, jobs=jobs)
+    """Choose hyper-parameters on validation data. The section [sweep] of the config says which."""
+    check_config(file)
+    _load_torch()
+    from fedsaddle.sweep import sweep
+
+    result = sweep(file, assigned(assignments, track), out, jobs=jobs)
     print("\n".join(_aligned(result.table())) + f"\n\n{result.verdict()}\n")
     written = ("runs.jsonl", "table.md", "results.json", "best.toml", "sweep.html")
     print(f"{result.out}: {', '.join(name for name in written if (result.out / name).exists())}")
@@ -268,6 +274,8 @@ def _compare(folders: Sequence[Path], out: Path) -> None:
             + "\n".join(f"  {n}: {d}" for n, d in zip(names, data, strict=True))
         )
     if _has_plotly():
+        from fedsaddle.report import write_comparison
+
         print(write_comparison(folders, out))
     else:
         print("fedsaddle: no page without plotly: pip install 'fedsaddle[report]'", file=sys.stderr)
@@ -275,10 +283,8 @@ def _compare(folders: Sequence[Path], out: Path) -> None:
 
 @app.command("probe")
 def probe(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The run's config.")],
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key; may be repeated.")
-    ] = None,
+    file: ConfigFile,
+    assignments: Set = None,
     points: Annotated[int, typer.Option(help="Points around the start at which to measure.")] = 3,
     clients: Annotated[int, typer.Option(help="Measure on at most so many clients.")] = 20,
     train_rounds: Annotated[int, typer.Option(help="Also measure after so many rounds of training.")] = 0,
@@ -287,9 +293,14 @@ def probe(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Estimate a problem's constants and the step sizes that theory asks for."""
+    """Measure a problem's constants, for step sizes by theory."""
+    check_config(file)
+    _load_torch()
+    from fedsaddle.config import load
+    from fedsaddle.probe import examine
+
     report = examine(
-        load(file, assignments or []),
+        load(file, assigned(assignments)),
         points=points,
         clients=clients,
         train_rounds=train_rounds,
@@ -300,38 +311,47 @@ def probe(
 
 @app.command("list")
 def list_(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help=f"One of {', '.join(Kind)}.")],
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with parameters and defaults.")] = False,
 ) -> None:
     """List what can be named in a config, with a line on each."""
-    listed = {name: summary(thing) for name, thing in things(kind).items()}
+    from fedsaddle.describe import parameters, summary, things, where
+
+    entries = []
+    for name, thing in things(kind).items():
+        place = {"where": where(thing)} if kind is Kind.datasets else {}
+        entries.append({"name": name, **place, "description": summary(thing)})
     if as_json:
-        entries = [
-            {"name": name, "description": text, "parameters": parameters(kind, name)}
-            for name, text in listed.items()
-        ]
-        print(json.dumps(entries, indent=2))
+        print(
+            json.dumps(
+                [entry | {"parameters": parameters(kind, entry["name"])} for entry in entries], indent=2
+            )
+        )
     else:
-        print("\n".join(_aligned(list(listed.items()))))
+        print("\n".join(_aligned([list(entry.values()) for entry in entries])))
 
 
 @app.command("show")
 def show(
-    what: Annotated[str, typer.Argument(metavar="NAME|DIR|FILE.toml")],
+    what: Annotated[
+        str, typer.Argument(metavar="NAME|DIR|FILE.toml", help="Such as codasca, runs/mine or run.toml.")
+    ],
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key of FILE.toml.")
     ] = None,
 ) -> None:
-    """Show something by its name, a run's result, or what a config runs on."""
+    """Show a named thing, a run's result, or a config and its data."""
+    from fedsaddle.describe import described, things
+
     found = [kind for kind in Kind if what in things(kind)]
     path = Path(what)
     if found:
         print("\n\n".join(described(kind, what) for kind in found))
-    elif path.is_dir():
+    elif path.is_file() or (what.endswith(".toml") and not path.is_dir()):
+        _show_config(path, assigned(assignments))
+    elif path.is_dir() or os.sep in what:
         with _as_written(path):
             _print_result(path.resolve().name, read_result(path))
-    elif path.exists() or what.endswith(".toml") or os.sep in what:
-        _show_config(path, assignments or [])
     else:
         known = [name for kind in Kind for name in things(kind)]
         raise _unknown("", what, known, "try: fedsaddle list algorithms")
@@ -342,6 +362,8 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finishe
     """Write a run's report.html again."""
     with _as_written(folder):
         read_result(folder)
+        from fedsaddle.report import write_report
+
         print(write_report(folder))
 
 
@@ -350,8 +372,10 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
     onnx: Annotated[Path, typer.Option(metavar="FILE.onnx", help="The file to write.")],
 ) -> None:
-    """Write a run's model as ONNX; it takes raw features, their scaling is part of it."""
+    """Write a run's model as ONNX. It takes raw features: their scaling is part of it."""
     with _as_written(folder):
+        from fedsaddle.export import export_onnx
+
         print(export_onnx(folder, onnx))
 
 
@@ -362,9 +386,11 @@ def cite(
         typer.Argument(metavar="[NAME|DIR...]", help="Algorithms, problems, data sets, runs."),
     ] = None,
 ) -> None:
-    """Print BibTeX: of what a run used, of what is named, or of fedsaddle and all algorithms."""
+    """Print citations as BibTeX. Of what a run used, of what is named, or of fedsaddle and all algorithms."""
+    from fedsaddle.citing import cite
+
     with _as_written(*map(Path, things or ())):
-        print(bibtex(*(things or ())))
+        print(cite(*(things or ())))
 
 
 @app.command("reproduce")
@@ -388,19 +414,22 @@ def reproduce(
     ] = None,
 ) -> None:
     """Run an experiment of a paper: table, figure, claims judged."""
+    _load_torch()
+    from fedsaddle.reproduce import experiments, reproduce
+
     known = experiments()
     if experiment not in known:
         raise _unknown("experiment ", experiment, known, "known are " + ", ".join(known))
     named = (("data", data), ("model", model), ("part", part))
     options = {k: v for k, v in named if v is not None}
-    folder = run_experiment(experiment, quick, out, options=options, jobs=jobs, device=device)
+    folder = reproduce(experiment, quick, out, options=options, jobs=jobs, device=device)
     print((folder / "table.md").read_text(encoding="utf-8"))
     print(f"{folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
 
 
 @app.command("doctor")
 def doctor() -> None:
-    """Check what is installed, the machine and the data; exit code 1 if something that every run needs is broken."""
+    """Check what is installed, the machine and the data. Exit code 1 if something that every run needs is broken."""
     from fedsaddle.doctor import examined
 
     findings = examined()
@@ -450,9 +479,7 @@ def _with_help(record: Callable[[Any], Any], lost: str) -> Callable[[Any], Any]:
 def _main(arguments: Sequence[str]) -> int:
     command = commands()
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: (
-            _say(f"warning: {message}") if torchrun.rank() == 0 else None
-        )
+        warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}") if rank() == 0 else None
         try:
             # make_context and invoke, not main(): that one has its own ideas of errors and of Ctrl-C
             with command.make_context("fedsaddle", list(arguments)) as context:
@@ -490,7 +517,7 @@ def _usage(error: Any, arguments: Sequence[str]) -> str:
 
 
 def _fail(message: str, error: BaseException, code: int = 2) -> int:
-    if torchrun.first_to_fail():
+    if first_to_fail():
         _say("; ".join([message, *getattr(error, "__notes__", ())]))
     return code
 
@@ -501,6 +528,12 @@ def _say(text: str) -> None:
 
 def _unknown(kind: str, name: str, known: Iterable[str], otherwise: str) -> FedsaddleError:
     return FedsaddleError(f"{kind}{name!r} is unknown; {did_you_mean(name, known) or otherwise}")
+
+
+def _load_torch(quiet: bool = False) -> None:
+    """Say that torch is being loaded, which takes seconds."""
+    with spinner("loading torch", False if quiet or rank() > 0 else None):
+        import torch  # noqa: F401
 
 
 def _has_plotly() -> bool:
@@ -560,6 +593,10 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _show_config(path: Path, assignments: Sequence[str]) -> None:
+    check_config(path)
+    from fedsaddle.config import dump, load
+    from fedsaddle.problem import ModelProblem
+
     config = load(path, assignments)
     setup = config.build()
     federation, problem = setup.federation, setup.problem

@@ -72,7 +72,7 @@ from fedsaddle import models
 from fedsaddle.algorithms import Algorithm, LocalSGDA
 from fedsaddle.convexify import convexify
 from fedsaddle.data import load as load_dataset
-from fedsaddle.errors import FedsaddleError, first_line
+from fedsaddle.errors import FedsaddleError, first_line, similar_file
 from fedsaddle.federation import Federation
 from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK, TANGENT
 from fedsaddle.ingest import file_format, in_file, read_frame
@@ -375,8 +375,9 @@ def _federation(tree: Tree, progress: bool | None, networks: dict[str, nn.Module
                 federation = Federation.from_files(part["files"], **options)
             else:
                 file, sep = Path(part["file"]), options.pop("sep")
+                table = _table(file, sep)
                 with in_file(file, sep):
-                    federation = Federation.from_frame(_table(file, sep), **options)
+                    federation = Federation.from_frame(table, **options)
             federation = _held_out(federation, **split).scaled(scale)
     for i, change in enumerate(tree.get("transform", ())):
         with _blamed(f"transform[{i}]"):
@@ -417,7 +418,8 @@ def _held_out(federation: Federation, test: float | None, valid: float | None, s
 
 def _table(file: Path, sep: str) -> Any:
     if not file.is_file():
-        raise FedsaddleError(f"data.file: {file} is not there, or not a file")
+        hint = similar_file(file)
+        raise FedsaddleError(f"data.file: {file} is not there, or not a file{hint and f'; {hint}'}")
     if file_format(file) not in ("csv", "parquet"):
         raise FedsaddleError(f"data.file: must be a .csv or .parquet file, got {file.name}")
     return read_frame(file, sep)

@@ -36,8 +36,9 @@ from fedsaddle.errors import FedsaddleError, optional_import
 from fedsaddle.federation import Federation
 from fedsaddle.problem import Problem
 from fedsaddle.problems import AUC, ERM
+from fedsaddle.progress import human_bytes
 from fedsaddle.report import write_comparison, write_report
-from fedsaddle.train import Record, human_bytes, train
+from fedsaddle.train import Record, train
 
 SITES, ALPHA, KEPT_POSITIVES = 10, 0.1, 0.1
 ROUNDS, LOCAL_STEPS, BATCH, HIDDEN = 40, 20, 16, 32

@@ -7,42 +7,16 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
 from typing import Any
 
-from fedsaddle.data import DatasetInfo, load
+from fedsaddle.data import DatasetInfo, fetch, load
 from fedsaddle.engines import ENGINES
 from fedsaddle.keys import in_words
+from fedsaddle.kinds import SECTION, Kind
 from fedsaddle.reproduce import experiments
 from fedsaddle.schema import NAMED, keys
 from fedsaddle.sweep import grids
 from fedsaddle.toml import quoted, to_toml
-
-
-class Kind(StrEnum):
-    """What can be listed."""
-
-    algorithms = "algorithms"
-    problems = "problems"
-    models = "models"
-    datasets = "datasets"
-    partitions = "partitions"
-    transforms = "transforms"
-    participation = "participation"
-    engines = "engines"
-    experiments = "experiments"
-    grids = "grids"
-
-
-SECTION = {  # of a config, where a kind's names and parameters go
-    Kind.algorithms: "algorithm",
-    Kind.problems: "problem",
-    Kind.models: "model",
-    Kind.datasets: "data",
-    Kind.partitions: "partition",
-    Kind.transforms: "transform",
-    Kind.participation: "participation",
-}
 
 
 def things(kind: Kind) -> Mapping[str, Any]:
@@ -62,6 +36,13 @@ def summary(thing: Any) -> str:
     text = thing if isinstance(thing, str) else inspect.getdoc(thing) or ""
     first = " ".join(text.split("\n\n")[0].split())
     return re.split(r"(?<=\.) (?=[A-Z])", first)[0].rstrip(".")
+
+
+def where(thing: Any) -> str:
+    """Whether a data set is at hand: one with files lies in the data folder, or not; the others need none."""
+    if not isinstance(thing, DatasetInfo) or thing.bundled:
+        return "bundled"
+    return "found" if fetch.locate(thing, None) is not None else "not found"
 
 
 def parameters(kind: Kind, name: str) -> dict[str, dict[str, Any]]:

@@ -173,42 +173,34 @@ def _compiler() -> Finding:
 
 
 def _data(tell: Callable[[str], None]) -> Iterator[Finding]:
-    """The data folder, and each set that has files there."""
+    """How many data sets are there, and each that is damaged."""
     folder, named = data_folder(), "FEDSADDLE_DATA" in os.environ
     origin = "FEDSADDLE_DATA" if named else "the default; FEDSADDLE_DATA names another"
-    if folder.is_dir():
-        yield Finding("data folder", "good", f"{folder} ({origin})")
-    else:
-        yield Finding("data folder", "missing", f"{folder} ({origin}): mkdir -p {folder}")
-    inside = [name for name, info in DATASETS.items() if info.bundled]
-    yield Finding("bundled sets", "good", ", ".join(inside))
-    absent = []
-    for info in DATASETS.values():
-        if info.bundled:
-            continue
+    bundled = sum(bool(info.bundled) for info in DATASETS.values())
+    there = [
+        info for info in DATASETS.values() if not info.bundled and fetch.locate(info, folder) is not None
+    ]
+    text = f"{bundled} bundled, {len(there)} of {len(DATASETS) - bundled} others in {folder} ({origin})"
+    text += f"; which: fedsaddle list datasets; to download one: {_download('NAME')}"
+    yield Finding("data sets", "good" if there else "missing", text)
+    for info in there:
         tell(f"checking {info.name}")
-        if fetch.locate(info, folder) is None:
-            absent.append(info.name)
-        else:
-            yield _set(info, folder)
-    if absent:
-        get = "python -c \"import fedsaddle; fedsaddle.data.download('NAME')\""
-        yield Finding("other sets", "missing", f"{', '.join(absent)}; to download one: {get}")
+        yield from _damage(info, folder)
 
 
-def _set(info: DatasetInfo, folder: Path) -> Finding:
+def _damage(info: DatasetInfo, folder: Path) -> Iterator[Finding]:
+    """The first file of a set whose checksum is wrong."""
     found = fetch.locate(info, folder)
-    get = f"python -c \"import fedsaddle; fedsaddle.data.download('{info.name}')\""
     assert found is not None
-    files = [file for file in found[0].unique_files() if (folder / info.folder / file.name).is_file()]
-    known = 0
-    for file in files:
+    for file in found[0].unique_files():
+        path = folder / info.folder / file.name
         try:
-            known += fetch.verify(info, file, folder / info.folder / file.name)
+            if path.is_file():
+                fetch.verify(info, file, path)
         except (FedsaddleError, OSError) as error:
-            return Finding(info.name, "missing", f"{first_line(error)}; then: {get}")
-    text = f"{len(files)} file{'s' * (len(files) != 1)}, "
-    text += (
-        "checksums right" if known == len(files) else f"{known} of them with a known checksum, which is right"
-    )
-    return Finding(info.name, "good", text)
+            yield Finding(info.name, "missing", f"{first_line(error)}; then: {_download(info.name)}")
+            return
+
+
+def _download(name: str) -> str:
+    return f"python -c \"import fedsaddle; fedsaddle.data.download('{name}')\""

@@ -21,6 +21,7 @@ import json
 import math
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -49,9 +50,10 @@ from fedsaddle.federation import Federation, Scaling
 from fedsaddle.folder import write_whole
 from fedsaddle.problem import Problem
 from fedsaddle.problems import AUC, ERM, PairwiseAUC
+from fedsaddle.progress import spinner
 from fedsaddle.replicas import run_all
 from fedsaddle.schema import arguments, filled
-from fedsaddle.train import Run, spinner, train
+from fedsaddle.train import Run, train
 
 if TYPE_CHECKING:
     import pandas
@@ -73,7 +75,7 @@ _STEPS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 _IMPUTE = "impute it, for example with sklearn.impute.SimpleImputer"
 
 
-class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     """What the estimators share: arguments, attributes, calibration, saving.
 
     Features are scaled by statistics of all sites' training rows, as `Federation.scaled` does it. Sites may have one class
@@ -144,8 +146,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # ---- what differs ------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _problem(self, module: nn.Module, classes: int) -> Problem:
-        raise NotImplementedError
+        """What is learned."""
 
     def _outputs(self, classes: int) -> int:
         """Of a model that is built by name."""
@@ -220,20 +223,24 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _names(self) -> tuple[str, ...]:
         return tuple(getattr(self, "feature_names_in_", ()))
 
+    def _column_of(self, groups: Any) -> Array:
+        if isinstance(groups, str):
+            self._refuse(
+                f"groups must be an array, one entry a row, got {groups!r}; of a data frame: groups=df[{groups!r}]"
+            )
+        return ingest.column(groups, "groups")
+
     def _sites(self, groups: Any, codes: Array, seed: int) -> Any:
         """Groups as they are, or a random partition."""
         me = type(self).__name__
         if groups is not None:
-            if isinstance(groups, str):
-                self._refuse(
-                    f"groups must be one value a row, got {groups!r}; of a data frame: groups=frame[{groups!r}]"
-                )
-            check_consistent_length(codes, groups)
+            found = self._column_of(groups)
+            check_consistent_length(codes, found)
             if self.n_sites is not None:
                 warnings.warn(
                     f"{me}: n_sites = {self.n_sites} is not used, groups name the sites", stacklevel=3
                 )
-            return ingest.column(groups, "groups")
+            return found
         n = _SITES if self.n_sites is None else self.n_sites
         if n < 2:
             self._refuse(f"n_sites must be >= 2, got {n}")
@@ -579,7 +586,7 @@ class FairFederatedClassifier(FederatedClassifier):
         found = self.predict(X)
         if groups is None:
             return float(accuracy_score(y, found, sample_weight=sample_weight))
-        y, sites = ingest.column(y, "y"), ingest.column(groups, "groups")
+        y, sites = ingest.column(y, "y"), self._column_of(groups)
         check_consistent_length(y, found, sites)
         w = np.ones(len(y)) if sample_weight is None else np.asarray(sample_weight)
         by_site = [

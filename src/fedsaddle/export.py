@@ -23,7 +23,8 @@ from fedsaddle.errors import FedsaddleError, first_line, optional_import
 from fedsaddle.federation import Scaling
 from fedsaddle.folder import read_result, write_whole
 from fedsaddle.ingest import encoded
-from fedsaddle.train import Run, spinner
+from fedsaddle.progress import spinner
+from fedsaddle.train import Run
 
 if TYPE_CHECKING:
     from fedsaddle.convexify import Tangent
@@ -173,6 +174,8 @@ def export_onnx(
         path: of the file, written over.
         model: for the folder of a run of `fs.train`: a module of the same architecture.
     """
+    if isinstance(source, str | os.PathLike):
+        read_result(Path(source))  # a wrong folder is said before a package that is missing
     purpose = "export_onnx"
     for module in ("onnx", "onnxscript"):
         optional_import(module, purpose, "onnx")

@@ -152,9 +152,7 @@ class Folder:
 
 def read_result(folder: Path) -> Record:
     """The result.json of a run that has ended."""
-    if not folder.is_dir():
-        hint = similar_file(folder) or "name the folder of a run"
-        raise FedsaddleError(f"{folder}: is not a folder; {hint}")
+    _check_there(folder)
     try:
         result: Record = from_json((folder / "result.json").read_bytes())
         if not {"config", "metrics"} <= result.keys():
@@ -166,6 +164,25 @@ def read_result(folder: Path) -> Record:
     except (ValueError, AttributeError):
         raise FedsaddleError(f"{folder / 'result.json'}: is not the result of a run") from None
     return result
+
+
+def check_begun(folder: Path) -> None:
+    """Refuse to go on in a folder that has no config to go on by."""
+    _check_there(folder)
+    if not (folder / "config.toml").is_file():
+        begun = (folder / HISTORY).exists()
+        remedy = (
+            "fs.train(..., out=, resume=True) goes on with its own runs"
+            if begun
+            else "name the folder of a run"
+        )
+        raise FedsaddleError(f"{folder}: has no config.toml{'' if begun else ', it is not a run'}; {remedy}")
+
+
+def _check_there(folder: Path) -> None:
+    if not folder.is_dir():
+        hint = similar_file(folder) or "name the folder of a run"
+        raise FedsaddleError(f"{folder}: is not a folder; {hint}")
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -19,8 +19,9 @@ from fedsaddle.config import Config, Setup
 from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.participation import Cyclic, Full, Independent, Uniform, calendar
 from fedsaddle.problems import AUC
+from fedsaddle.progress import spinner
 from fedsaddle.theory import THEOREMS, Assumption, Constants, Setting, Steps, prescribe, probe
-from fedsaddle.train import spinner, train
+from fedsaddle.train import train
 
 WIDTH = 80
 SAMPLES = 1000  # of a client, evenly spaced

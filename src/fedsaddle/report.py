@@ -20,7 +20,8 @@ from fedsaddle.citing import of_result
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.figures import LABELS, RESIDUALS, Group, Run, base, curves, finite, label, plural
 from fedsaddle.parse import from_json
-from fedsaddle.train import Record, human_bytes
+from fedsaddle.progress import human_bytes
+from fedsaddle.train import Record
 
 __all__ = ["curves", "write_comparison", "write_report"]
 

@@ -13,12 +13,11 @@ import math
 import os
 import platform
 import signal
-import sys
 import threading
 import time
 import warnings
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -43,6 +42,7 @@ from fedsaddle.folder import TANGENT, Folder, differing, write_whole
 from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.participation import Full, Participation
 from fedsaddle.problem import Problem, tree_map
+from fedsaddle.progress import RoundsBar
 from fedsaddle.sampling import SAMPLINGS
 from fedsaddle.toml import quoted
 from fedsaddle.trackers import Track, Tracking, named
@@ -411,7 +411,7 @@ class Run:
             self.state = self.algorithm.init(self._start(problem), problem)
             clients.remember(self.algorithm.memory(self._start(problem), problem))
         title = type(self.algorithm).__name__
-        with _Progress(self._progress, title, self.rounds) as bar:
+        with RoundsBar(self._progress, title, self.rounds) as bar:
             if not self._resume:
                 yield self._record(0, started, bar=bar)
                 self._checkpoint(0)
@@ -566,7 +566,7 @@ class Run:
             signal.signal(signal.SIGINT, before)
 
     def _record(
-        self, r: int, started: float, found: Found | None = None, bar: _Progress | None = None
+        self, r: int, started: float, found: Found | None = None, bar: RoundsBar | None = None
     ) -> Record:
         """Write down where the run stands after r rounds."""
         if found is None:
@@ -811,55 +811,6 @@ def _require(name: str, ok: bool, rule: str, value: Any) -> None:
         raise FedsaddleError(f"train: {name} must be {rule}, got {value}")
 
 
-class _Progress:
-    """A progress bar with rounds a second, the leading metric and bytes; nothing when it is off."""
-
-    def __init__(self, show: bool | None, title: str, rounds: int) -> None:
-        self.bar: Any = None
-        if not (sys.stderr.isatty() if show is None else show):
-            return
-        from rich import progress
-        from rich.console import Console
-
-        self.bar = progress.Progress(
-            progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[note]}"), progress.TimeRemainingColumn(), console=Console(stderr=True),
-            redirect_stdout=False, redirect_stderr=False,
-        )  # fmt: skip
-        self.task = self.bar.add_task(title, total=rounds, note="")
-        self.note = ""
-
-    def __enter__(self) -> _Progress:
-        if self.bar is not None:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-    def update(self, record: Record) -> None:
-        if self.bar is None:
-            return
-        for name in (
-            "auc",
-            "train_auc",
-            "accuracy",
-            "precision",
-            "train_precision",
-            "distance",
-            "field_norm",
-        ):
-            if record.get(name) is not None:
-                self.note = f"{name} {record[name]:.4g}"
-                break
-        rate = record["round"] / max(record["seconds"], 1e-9)
-        moved = human_bytes(record["bytes_down"] + record["bytes_up"])
-        self.bar.update(
-            self.task, completed=record["round"], note=f"{rate:.1f} rounds/s  {self.note}  {moved}"
-        )
-
-
 def _packed(record: Record) -> Record:
     """With its participants as 4 bytes each: lists of a thousand numbers would be most of a long run's memory."""
     return record | {"clients": array("i", record["clients"])} if "clients" in record else record
@@ -867,34 +818,3 @@ def _packed(record: Record) -> Record:
 
 def _unpacked(record: Record) -> Record:
     return record | {"clients": record["clients"].tolist()} if "clients" in record else record
-
-
-@contextmanager
-def spinner(what: str, show: bool | None = None) -> Iterator[Callable[[str], None]]:
-    """Says on stderr what goes on, by default where that is a terminal, and is gone in the end; call it with more to say."""
-    if not (sys.stderr.isatty() if show is None else show):
-        yield lambda text: None
-        return
-    from rich import progress
-    from rich.console import Console
-
-    columns = (
-        progress.SpinnerColumn(),
-        progress.TextColumn("{task.description}"),
-        progress.TimeElapsedColumn(),
-    )
-    console = Console(stderr=True)
-    with progress.Progress(
-        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
-    ) as bar:
-        task = bar.add_task(what)
-        yield lambda text: bar.update(task, description=f"{what}, {text}")
-
-
-def human_bytes(n: float) -> str:
-    """1234567 -> '1.2 MB'."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if n < 1000:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} TB"

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,41 +15,29 @@ import typer
 
 from fedsaddle.deploy.program import Process, end_with, start, stop
 from fedsaddle.errors import FedsaddleError, optional_import
-from fedsaddle.toml import to_value
+from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned, check_config
 
-app = typer.Typer(rich_markup_mode=None, help="Run over sites that keep their data.", no_args_is_help=True)
+app = typer.Typer(rich_markup_mode=None, help="Run over sites that keep their data.")
 
 FLOWER = "1.41"  # the version that the extra `flower` names
-Track = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--track",
-        metavar="NAME",
-        help="Also tell tensorboard, mlflow or wandb of the rounds; may be repeated.",
-    ),
-]
-
-
-def tracked(track: Sequence[str] | None) -> list[str]:
-    """--track as an assignment."""
-    return [f"train.track={to_value(list(track))}"] if track else []
 
 
 def check_flower() -> None:
-    """Refuse a Flower whose interfaces may not be those that are used here, many of which it does not document."""
+    """Refuse a Flower whose interfaces may not be those that are used here, many of which it does not document; hush it."""
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     found = optional_import("flwr", "fedsaddle deploy", "flower").__version__
     if not found.startswith(f"{FLOWER}."):
         raise FedsaddleError(
             f"fedsaddle deploy needs flwr {FLOWER}, found {found}: pip install 'fedsaddle[flower]'"
         )
-
-
-@app.callback()
-def _root() -> None:
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    check_flower()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+@app.callback(invoke_without_command=True)
+def root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command("init")
@@ -64,7 +51,8 @@ def init(
         str | None, typer.Option(metavar="HOST", help="What the server binds to, such as 0.0.0.0.")
     ] = None,
 ) -> None:
-    """Write all files of a new federation: certificates, keys, a folder for each site."""
+    """Write all files of a new federation. Certificates, keys, a folder for each site."""
+    check_flower()
     from fedsaddle.deploy.home import create
 
     home = create(folder, sites, address, listen)
@@ -80,7 +68,8 @@ def init(
 
 @app.command("check")
 def check(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The site's description.")]) -> None:
-    """Try a site's data and its connection; say what is wrong in plain words."""
+    """Try a site's data and its connection. Says what is wrong in plain words."""
+    check_flower()
     from fedsaddle import sites
     from fedsaddle.deploy.home import LinkFile
     from fedsaddle.deploy.knock import knock, only_one
@@ -109,6 +98,7 @@ def site(
     parent: Annotated[int | None, typer.Option(hidden=True, help="Stop when this process has gone.")] = None,
 ) -> None:
     """Take part in a federation, until it is stopped."""
+    check_flower()
     from fedsaddle.deploy.home import LinkFile
     from fedsaddle.deploy.node import serve
     from fedsaddle.deploy.worker import Worker
@@ -127,22 +117,20 @@ def site(
 
 @app.command("run")
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The run's config, with data.sites.")],
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key; may be repeated.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A new folder; runs/NAME unless given.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the folder.")] = False,
+    file: ConfigFile,
+    assignments: Set = None,
+    out: Out = None,
+    quiet: Quiet = False,
     track: Track = None,
 ) -> None:
     """Train over the sites of a federation, into a new folder."""
+    check_config(file)
+    check_flower()
     from fedsaddle.config import load
     from fedsaddle.deploy import drive
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
-    config = load(file, [*(assignments or []), *tracked(track)])
+    config = load(file, assigned(assignments, track))
     place = out or Path("runs") / config.name
     _finish(drive.run(config, place, False if quiet else None, numbered=out is None), config.name, quiet)
 
@@ -156,7 +144,8 @@ def local(
     ] = Path("federation"),
     port: Annotated[int, typer.Option(help="Of a federation that is made.")] = 9092,
 ) -> None:
-    """Start a server and N sites on this machine, with TLS and keys, for trying it out; Ctrl-C stops them."""
+    """Try it on this machine. Starts a server and N sites, with TLS and keys; Ctrl-C stops them."""
+    check_flower()
     from fedsaddle.deploy.home import Home
     from fedsaddle.deploy.link import superlink
     from fedsaddle.deploy.trial import trial

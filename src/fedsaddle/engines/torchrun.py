@@ -32,6 +32,7 @@ from torch import Tensor
 
 from fedsaddle.clients import Gathered, Work
 from fedsaddle.cohort import Cohort
+from fedsaddle.engines.ranks import rank
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
@@ -227,25 +228,6 @@ class Torchrun(Simulation):
             yield
         finally:
             self.spent[kind] += time.perf_counter() - started
-
-
-def rank() -> int:
-    """This process's number among those that torchrun has started; 0 without torchrun."""
-    return int(os.environ.get("RANK", 0))
-
-
-def first_to_fail() -> bool:
-    """Whether no other process of this torchrun has reported an error yet: one of those that fail says its line."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return rank() == 0
-    if rank() > 0:
-        time.sleep(0.5)  # the first process, which knows of the run's folder, goes first
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    try:
-        store = dist.TCPStore(host, port, timeout=timedelta(seconds=5))  # type: ignore[attr-defined]
-        return store.add(f"fedsaddle/failed/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}", 1) == 1
-    except RuntimeError:
-        return True
 
 
 def _connect() -> None:

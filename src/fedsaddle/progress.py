@@ -1,0 +1,90 @@
+"""What is shown on stderr while something goes on; by default where that is a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Record = dict[str, Any]
+
+
+class RoundsBar:
+    """A progress bar with rounds a second, the leading metric and bytes; nothing when it is off."""
+
+    def __init__(self, show: bool | None, title: str, rounds: int) -> None:
+        self.bar: Any = None
+        if not (sys.stderr.isatty() if show is None else show):
+            return
+        from rich import progress
+        from rich.console import Console
+
+        self.bar = progress.Progress(
+            progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[note]}"), progress.TimeRemainingColumn(), console=Console(stderr=True),
+            redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+        self.task = self.bar.add_task(title, total=rounds, note="")
+        self.note = ""
+
+    def __enter__(self) -> RoundsBar:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def update(self, record: Record) -> None:
+        if self.bar is None:
+            return
+        for name in (
+            "auc",
+            "train_auc",
+            "accuracy",
+            "precision",
+            "train_precision",
+            "distance",
+            "field_norm",
+        ):
+            if record.get(name) is not None:
+                self.note = f"{name} {record[name]:.4g}"
+                break
+        rate = record["round"] / max(record["seconds"], 1e-9)
+        moved = human_bytes(record["bytes_down"] + record["bytes_up"])
+        self.bar.update(
+            self.task, completed=record["round"], note=f"{rate:.1f} rounds/s  {self.note}  {moved}"
+        )
+
+
+@contextmanager
+def spinner(what: str, show: bool | None = None) -> Iterator[Callable[[str], None]]:
+    """Says on stderr what goes on, by default where that is a terminal, and is gone in the end; call it with more to say."""
+    if not (sys.stderr.isatty() if show is None else show):
+        yield lambda text: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with progress.Progress(
+        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as bar:
+        task = bar.add_task(what)
+        yield lambda text: bar.update(task, description=f"{what}, {text}")
+
+
+def human_bytes(n: float) -> str:
+    """1234567 -> '1.2 MB'."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 1000:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"
