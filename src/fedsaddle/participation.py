@@ -86,7 +86,9 @@ class Participation(ABC):
 
     def ask_these(self, asked: Ids, seed: int, round: int, draw: int) -> Draw:
         """The draw of given clients (as often as each was drawn), some of which fail to answer."""
-        ids, counts = np.unique(asked, return_counts=True)
+        ids, counts = np.sort(asked), np.ones(len(asked), dtype=np.int64)
+        if (ids[1:] == ids[:-1]).any():
+            ids, counts = np.unique(asked, return_counts=True)
         answered = np.ones(len(ids), dtype=bool)
         if self.failure:
             answered = _rng(_FAILED, seed, round, draw).random(len(ids)) >= self.failure

@@ -137,9 +137,8 @@ def minibatches(
     # 32-bit words and sign masks (x >> 31 is -1 or 0): comparisons and `where` are many times slower on a CPU
     for pivot, multiplier, offset in zip(pivots, multipliers, offsets, strict=True):
         partner = pivot - rows
-        partner += (partner >> 31) & n_32  # modulo n
-        swap = (
-            torch.maximum(rows, partner).mul_(multiplier).add_(offset) >> 31
-        )  # the top bit of a multiply-add hash
-        rows ^= (rows ^ partner) & swap
+        partner += (partner >> 31).bitwise_and_(n_32)  # modulo n
+        # the top bit of a multiply-add hash says whether to swap
+        swap = torch.maximum(rows, partner).mul_(multiplier).add_(offset).bitwise_right_shift_(31)
+        rows ^= partner.bitwise_xor_(rows).bitwise_and_(swap)
     return rows.long(), present / taken.double()

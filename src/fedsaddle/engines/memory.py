@@ -32,12 +32,12 @@ class ClientMemory:
 
     def read(self, ids: np.ndarray) -> Any:
         """What these clients [S] ([R, S]) remember, every tensor [S, k] ([R, S, k])."""
-        at = np.take_along_axis(self._row, ids, axis=-1)
+        at = self._at(ids)
         return tree_map(lambda rows: _select(rows, at), self._rows)
 
     def write(self, ids: np.ndarray, values: Any) -> None:
         """Replace what these clients remember."""
-        at = np.take_along_axis(self._row, ids, axis=-1)
+        at = self._at(ids)
         new = at == 0
         if new.any():
             at = np.where(new, self._used + new.cumsum(-1, dtype=np.int32) - 1, at)
@@ -46,10 +46,17 @@ class ClientMemory:
             self._reserve(int(self._used.max()))
 
         def put(rows: Tensor, value: Tensor) -> Tensor:
-            index = torch.as_tensor(at, dtype=torch.long, device=rows.device).unsqueeze(-1)
-            return rows.scatter_(-2, index.expand_as(value), value)
+            index = torch.as_tensor(at, dtype=torch.long, device=rows.device)
+            if index.ndim == 1:
+                return rows.index_copy_(0, index, value)
+            return rows.scatter_(-2, index.unsqueeze(-1).expand_as(value), value)
 
         tree_map(put, self._rows, values)
+
+    def _at(self, ids: np.ndarray) -> np.ndarray:
+        """The rows of these clients, as many axes as there are."""
+        rows: np.ndarray = self._row[ids] if ids.ndim == 1 else np.take_along_axis(self._row, ids, axis=-1)
+        return rows
 
     def _reserve(self, rows: int) -> None:
         if rows <= self._capacity:
@@ -75,4 +82,4 @@ class ClientMemory:
 
 def _select(rows: Tensor, at: np.ndarray) -> Tensor:
     index = torch.as_tensor(at, dtype=torch.long, device=rows.device)
-    return rows[index] if index.ndim == 1 else rows.take_along_dim(index.unsqueeze(-1), -2)
+    return rows.index_select(0, index) if index.ndim == 1 else rows.take_along_dim(index.unsqueeze(-1), -2)
