@@ -273,7 +273,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_LEARNED,
     },
     "frame": {"data": {"file": "all.csv", "group": "hospital", "label": "died", "test": 0.25, "scale": "unit"}, **_LEARNED},
-    "files": {"data": {"files": "sites/*.csv", "label": "died", "drop": ["hospital"]}, **_LEARNED},
+    "files": {"data": {"files": "sites/*.csv", "label": "died", "drop": ["hospital"], "impute": "mean"}, **_LEARNED},
 }  # fmt: skip
 _NAMES = {
     "algorithm": tuple(ALGORITHMS),
