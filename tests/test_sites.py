@@ -153,8 +153,10 @@ def with_gaps(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame.copy()
     frame.loc[::3, "age"] = None
     frame.loc[::4, ["lactate", "ward"]] = None
-    if frame["id"][0].startswith("P1"):  # the second site measures no pressure
-        frame["pressure"] = np.nan
+    if frame["id"][0].startswith(
+        "P1"
+    ):  # the second site measures no pressure, and has its columns in another order
+        return frame.assign(pressure=np.nan)[frame.columns[::-1]]
     return frame
 
 
@@ -172,13 +174,15 @@ def test_gaps_are_filled_as_in_the_simulated_federation(tmp_path: Path, scale: A
     for i, site in enumerate(sites):
         own = site.federation(constants, torch.float64)
         torch.testing.assert_close(own.data["x"], simulated.client(i)["x"], rtol=1e-9, atol=1e-7)
-    assert summaries[1]["size"].tolist() == [133, 150, 0, 200] and constants["n"].item() == 600
+    assert summaries[1]["size"].tolist() == [200, 0, 150, 133] and constants["n"].item() == 600
 
 
 def test_a_missing_text_is_a_category_and_goes_into_the_model(tmp_path: Path) -> None:
     sites = three(tmp_path, with_gaps, impute="mean", test=0.2)
     summaries = [s.summary() for s in sites]
     constants = agree(summaries)
+    ages = pd.concat([with_gaps(patients(k))["age"][s.rows.training] for k, s in enumerate(sites)])
+    assert np.isclose(constants["fill"][0], ages.mean(), rtol=1e-12)  # test rows never count
     own, known = sites[0].federation(constants), outline(["a", "b", "c"], summaries, constants)
     assert (
         own.feature_names[4:] == ("ward=east", "ward=icu", "ward=missing", "ward=west")

@@ -338,9 +338,9 @@ secret made at each start. The site runs only the fedsaddle that you installed, 
 `modules` in `site.toml` names it. What the SuperNode says stands in `supernode.log`.
 
 What leaves the site: at set-up the number of rows, means and deviations of columns (with gaps filled also how many rows
-have a value; scaled by unit or symmetric also the smallest and largest value), the categories that are not rare, and counts of the label; in each round numbers of the model's
-size (its parameters after local training), and for the AUC over all sites counts of scores. Rows, names and numbers of
-persons do not.
+have a value; scaled by unit or symmetric also the smallest and largest value), the categories that are not rare, and
+counts of the label; in each round numbers of the model's size (its parameters after local training), and for the AUC over
+all sites counts of scores. Rows, names and numbers of persons do not.
 
 What a site remembers between rounds is kept in the folder `{name}.memory` beside the data. Do not delete it while a run is
 going on.
