@@ -211,7 +211,8 @@ class Federation:
         """Move a stratified share of every client's samples to its own test (or validation) set.
 
         A client keeps at least one sample of every class that it owns, so a very small client may have no
-        test sample. What stands in for missing values is computed anew, from the samples that are left.
+        test sample. What stands in for missing values is computed anew, from the samples that are left, unless x is
+        scaled already.
 
         Args:
             share: part of each client's samples that is held out, in (0, 1).
