@@ -274,7 +274,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_LEARNED,
     },
     "frame": {"data": {"file": "all.csv", "group": "hospital", "label": "died", "test": 0.25, "scale": "unit"}, **_LEARNED},
-    "files": {"data": {"files": "sites/*.csv", "label": "died", "drop": ["hospital"]}, **_LEARNED},
+    "files": {"data": {"files": "sites/*.csv", "label": "died", "drop": ["hospital"], "impute": "mean"}, **_LEARNED},
 }  # fmt: skip
 _NAMES = {
     "algorithm": tuple(ALGORITHMS),
@@ -424,13 +424,16 @@ def libsvm(case: Case, folder: Path) -> None:
 
 
 csv_cases = st.tuples(
-    byte_edits, st.sampled_from([",", ";", "\t", " ", '"', "\x00", ",,", ""]), st.booleans()
+    byte_edits,
+    st.sampled_from([",", ";", "\t", " ", '"', "\x00", ",,", ""]),
+    st.booleans(),
+    st.sampled_from(["none", "mean", "median"]),
 )
 
 
 def csv(case: Case, folder: Path) -> None:
     """CSV and TSV."""
-    edits, sep, as_site = case
+    edits, sep, as_site, impute = case
     mark = sep.encode() if len(sep) == 1 and sep not in '"\x00' else b","
     text = CSV.replace(b",", mark)
     _data(
@@ -439,7 +442,7 @@ def csv(case: Case, folder: Path) -> None:
         spoiled(text, edits),
         text,
         as_site,
-        {"label": "died", "drop": ["hospital"], "sep": sep},
+        {"label": "died", "drop": ["hospital"], "sep": sep, "impute": impute},
     )
 
 
@@ -554,7 +557,7 @@ def _data(folder: Path, ending: str, bad: bytes, good: bytes, as_site: bool, opt
         _as_site(folder / "site.toml")
     else:
         read_files([folder / f"good.{ending}", folder / f"bad.{ending}"], options.get("label"), options.get("drop", ()),
-                   options.get("sep", ","))  # fmt: skip
+                   options.get("sep", ","), options.get("impute", "none") != "none")  # fmt: skip
         options = {"label": None} | options
         Federation.from_files([folder / f"good.{ending}", folder / f"bad.{ending}"], **options).scaled(
             "standard"
@@ -572,6 +575,7 @@ SITE = {
         "categories": ["ward"],
         "rare": 2,
         "sep": ",",
+        "impute": "mean",
         "scale": "unit",
         "valid": 0.1,
         "test": 0.2,

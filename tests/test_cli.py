@@ -405,7 +405,7 @@ def _nan(name: str, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 BAD_DATA = {
-    "NaN": (_nan, {}, "south.csv: x has NaN at row 5, column 'bmi' (1), line 7 of the file"),
+    "NaN": (_nan, {}, "the first in 'bmi' at row 5, line 7 of the file"),
     "empty client": (lambda name, f: f if name != "west" else f[:0], {}, "west.csv has no rows"),
     "text": (lambda name, f: f.assign(bmi=[*f.bmi[1:], "high"]), {}, "column 'bmi' has numbers, but 'high' at row"),
     "other columns": (lambda name, f: f.rename(columns={"bmi": name}), {}, "south.csv has no column 'north'"),

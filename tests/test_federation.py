@@ -162,7 +162,7 @@ def with_value(value: float, row: int = 4, column: int = 1) -> np.ndarray:
     ("text", "call"),
     [
         (
-            "x has NaN at row 4, column 'age' (1): drop or impute it before building the federation",
+            "x has NaN at row 4, column 'age' (1): give impute=\"median\" to fill them",
             lambda: Federation.from_arrays(with_value(np.nan), Y, clients=GROUPS, feature_names=["id", "age"]),
         ),
         ("x has -inf at row 4, column 1:", lambda: Federation.from_arrays(with_value(-np.inf), Y, clients=GROUPS)),
@@ -439,17 +439,21 @@ def test_a_long_text_costs_no_more_than_its_own_length() -> None:
         ("the frame has no column 'dead'", {}, {"label": "dead"}),
         ("the frame has no column 'height'", {}, {"features": ["height"]}),
         ("column 'day' is neither numbers nor text (datetime64", {"day": pd.Timestamp("2020-01-01")}, {}),
-        ("column 'sex' has no value at row 1", {"sex": ["m", None, "m", "f"]}, {}),
+        (
+            "1 column has gaps ('sex' 1 of 4 rows), the first in 'sex' at row 1",
+            {"sex": ["m", None, "m", "f"]},
+            {},
+        ),
         ("column 'bmi' has numbers, but 'high' at row 3: correct it", {"bmi": [21, 22, "23.5", "high"]}, {}),
         ("column 'bmi' has numbers stored as text", {"bmi": list("2134")}, {}),
         ("column 'age' is there twice: rename or drop one", {}, {"features": ["age", "bp", "age"]}),
-        ("x has NaN at row 2, column 'age' (0)", {"age": [60, 71, None, 48]}, {}),
         (
-            "x has NaN at row 1, column 'bp' (1) (so have 2 columns: 'age', 'bp')",
-            {"age": [60, 71, None, 48], "bp": [1, None, 3, None]},
+            "3 columns have gaps ('age' 1, 'bp' 2, 'sex' 3 of 4 rows), the first in 'age' at row 2: "
+            'give impute="median" to fill them, or drop the columns or the rows',
+            {"age": [60, 71, None, 48], "bp": [1, None, 3, None], "sex": [None, None, "f", None]},
             {},
         ),
-        ("x has NaN at row 1, column 'age' (0)", {"age": pd.array([60, None, 5, 48], dtype="Int64")}, {}),
+        ("('age' 1 of 4 rows)", {"age": pd.array([60, None, 5, 48], dtype="Int64")}, {}),
         ("clients has no value at row 3", {"hospital": ["a", "b", "a", None]}, {}),
         ("y has no value at row 0", {"died": [None, "n", "n", "y"]}, {}),
         ("at least 2 clients, got 1 ('a')", {"hospital": "a"}, {}),
@@ -543,12 +547,12 @@ def test_parquet(tmp_path: Path) -> None:
         ("b.csv has no column 'age', which a.csv has", {"a.csv": "age,y\n1,0\n", "b.csv": "old,y\n1,0\n"}, {}),
         ("b.csv has column 'bp', which a.csv has not", {"a.csv": "age,y\n1,0\n", "b.csv": "age,bp,y\n1,2,0\n"}, {}),
         (
-            "b.csv: x has NaN at row 1, column 'age' (0), line 3 of the file: drop or impute it",
-            {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n1,0\n,1\n"},
+            "b.csv: 1 column has gaps ('age' 2 of 5 rows), the first in 'age' at row 1, line 3 of the file: give impute",
+            {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n1,0\n,1\n", "c.csv": "age,y\n1,0\n,1\n"},
             {},
         ),
         (
-            "b.csv: x has NaN at row 2, column 'age' (1), line 8 of the file",  # blank lines, a field of two lines
+            "the first in 'age' at row 2, line 8 of the file",  # blank lines, a field of two lines
             {"a.csv": "n,age,y\n0,1,0\n", "b.csv": 'n,age,y\n\n0,1,0\n  \n1,2,"\n1"\n\n2,,1\n'},
             {"drop": []},
         ),

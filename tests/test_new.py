@@ -20,7 +20,7 @@ import torch
 from fedsaddle import cli, doctor
 from fedsaddle.config import load
 from fedsaddle.data import DATASETS
-from fedsaddle.new import AIMS, Wanted, _no_features, _positive, project
+from fedsaddle.new import AIMS, Wanted, _choice, _no_features, _positive, project
 from tests.conftest import Done
 
 
@@ -88,19 +88,27 @@ def test_what_to_do_about_a_table_is_said(fedsaddle: Callable[..., Done]) -> Non
         frame[form] = days.strftime(form)
     frame["code"] = [f"1{i % 99}.5 b" for i in range(240)]
     frame["name"] = [f"P{i}" for i in range(240)]
+    frame["troponin"] = [1.5, None] * 120
+    frame["case_id"] = frame["patient_id"].where(frame.index > 4)  # with gaps pandas reads 7 as 7.0
+    frame.loc[:29, "sex"] = None
     frame.loc[frame["hospital"] == "north", "died"] = "no"
     frame.to_csv("all.csv", index=False)
     said = fedsaddle("new", "p", "--data", "all.csv").out
     assert said.count("is dropped: dates; make them numbers") == 3
     assert "'code' is dropped: text with 99 distinct values; group them" in said
     assert "'name' is dropped: a text for each row" in said
-    assert 'frame["lactate"] = frame["lactate"].fillna(...)' in said
+    assert "'troponin' is dropped: 50% of its values are missing" in said
+    assert "'case_id' is dropped: a number for each row" in said
+    gaps = frame["lactate"].isna().sum()
+    assert f"'lactate' is kept: {gaps} of 240 values are missing; the median stands in" in said
+    assert "'sex' is kept: 30 of 240 values are missing; 'missing' stands in" in said
     assert "  'north' has one class only: no AUC there, and a site counts by its rows" in said
     said = fedsaddle("new", "r", "--data", "all.csv", "--aim", "pairs").out
     assert "no AUC there, and however few its rows, a site counts as one; leave" in said
     patients().drop(columns="lactate").to_csv("good.csv", index=False)
     said = fedsaddle("new", "q", "--data", "good.csv").out
-    assert "impute" not in said and "one class" not in said
+    assert "missing" not in said and "one class" not in said
+    assert "impute" not in Path("q/run.toml").read_text()
 
 
 def test_every_aim_is_run() -> None:
@@ -119,8 +127,9 @@ def test_columns_are_proposed_and_what_cannot_be_a_feature_is_dropped(fedsaddle:
         "died",
         "yes",
     )
-    assert data["drop"] == ["patient_id", "lactate"]  # sex is text, of two values
-    assert re.search(r'"lactate", +# \d+ values are missing; impute them to use it', text)
+    assert data["drop"] == ["patient_id"]  # sex is text, of two values
+    assert data["impute"] == "median"
+    assert re.search(r'\n +# "lactate": \d+ of 240 values are missing; the median stands in\n', text)
     assert not Path("p/run.py").exists()
     frame = patients().rename(columns={"hospital": "from", "died": "flag"})
     frame["flag"] = (frame["flag"] == "no").astype(float)  # 1 is positive, although it is not the rarer one
@@ -192,8 +201,8 @@ def test_questions_on_a_terminal(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tables(tmp_path)
-    # data; label: a wrong one, then as proposed; positive, site; aim; model; rounds
-    monkeypatch.setattr(sys, "stdin", Terminal("all.csv\nage?\n\n\n\nfair\nmlp\n7\n"))
+    # data; label: a wrong one, then as proposed; positive, site; aim; model; rounds, the first no number
+    monkeypatch.setattr(sys, "stdin", Terminal("all.csv\nage?\n\n\n\nfair\nmlp\nmany\n7\n"))
     said = project(Path("p"), Wanted(), script=True)
     tree: dict[str, Any] = tomllib.loads(Path("p/run.toml").read_text())
     assert (tree["data"]["label"], tree["data"]["group"], tree["data"]["positive"]) == (
@@ -209,6 +218,7 @@ def test_questions_on_a_terminal(
     asked = capsys.readouterr()
     assert "--label: all.csv has no column 'age?'" in asked.err
     assert asked.err.count("Which column is predicted") == 2 and asked.out == ""
+    assert "--rounds: must be a whole number >= 1, got many" in asked.err and "Error" not in asked.err
     assert said[-1] == "p/run.py: python p/run.py"
     monkeypatch.setattr(sys, "stdin", Terminal(""))  # all is said: nothing is asked
     wanted = Wanted("all.csv", "died", "hospital", "yes", "auc", "linear", 5)
@@ -216,6 +226,13 @@ def test_questions_on_a_terminal(
     with pytest.raises(SystemExit) as end:  # Ctrl-D, or Ctrl-C
         cli.main(["new", "r"])
     assert end.value.code == 130 and "fedsaddle: interrupted" in capsys.readouterr().err
+
+
+def test_a_question_names_all_columns_or_the_likeliest() -> None:
+    few, many = [f"c{i}" for i in range(20)], [f"c{i}" for i in range(300)]
+    assert all(f"'{name}'" in _choice(few, []) for name in few)
+    said = _choice(many, ["c299", "c150"])
+    assert said.startswith("'c299', 'c150', 'c0', 'c1'") and said.endswith("'c17', ... (300 in all)")
 
 
 # --------------------------------------------------------------------------------------------------- doctor

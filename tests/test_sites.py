@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import StandardScaler
 
 import fedsaddle as fs
+from fedsaddle.deploy.drive import outline
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.export import RawModel
 from fedsaddle.federation import Federation
 from fedsaddle.histograms import federated_auc
-from fedsaddle.sites import Site, agree, check, in_words
+from fedsaddle.sites import Site, accepted, agree, check, in_words
 from fedsaddle.toml import to_toml
 
 DATA = {"label": "died", "positive": "yes", "drop": ["id"]}
@@ -145,6 +147,71 @@ def test_sites_together_are_the_simulated_federation(tmp_path: Path, scale: Any)
     assert constants["labels"].tolist() == simulated.class_counts().sum(0).tolist()
     assert constants["n"].item() == 600
     assert sites[0].federation(constants).data["x"].dtype == torch.float32
+
+
+def with_gaps(frame: pd.DataFrame) -> pd.DataFrame:
+    frame = frame.copy()
+    frame.loc[::3, "age"] = None
+    frame.loc[::4, ["lactate", "ward"]] = None
+    if frame["id"][0].startswith(
+        "P1"
+    ):  # the second site measures no pressure, and has its columns in another order
+        return frame.assign(pressure=np.nan)[frame.columns[::-1]]
+    return frame
+
+
+@pytest.mark.parametrize("scale", ["none", "unit", "standard"])
+def test_gaps_are_filled_as_in_the_simulated_federation(tmp_path: Path, scale: Any) -> None:
+    sites = three(tmp_path, lambda f: numbers_only(with_gaps(f)), scale=scale, impute="mean")
+    simulated = Federation.from_files(
+        [s.file for s in sites], label="died", positive="yes", drop=["id"], impute="mean", dtype=torch.float64
+    )
+    assert simulated.filling is not None
+    summaries = [s.summary() for s in sites]
+    constants = agree([accepted(s) for s in summaries])
+    torch.testing.assert_close(constants["fill"], simulated.filling.values[0], rtol=1e-12, atol=0)
+    simulated = simulated.scaled(scale)
+    for i, site in enumerate(sites):
+        own = site.federation(constants, torch.float64)
+        torch.testing.assert_close(own.data["x"], simulated.client(i)["x"], rtol=1e-9, atol=1e-7)
+    assert summaries[1]["size"].tolist() == [200, 0, 150, 133] and constants["n"].item() == 600
+
+
+def test_a_missing_text_is_a_category_and_goes_into_the_model(tmp_path: Path) -> None:
+    sites = three(tmp_path, with_gaps, impute="mean", test=0.2)
+    summaries = [s.summary() for s in sites]
+    constants = agree(summaries)
+    ages = pd.concat([with_gaps(patients(k))["age"][s.rows.training] for k, s in enumerate(sites)])
+    assert np.isclose(constants["fill"][0], ages.mean(), rtol=1e-12)  # test rows never count
+    own, known = sites[0].federation(constants), outline(["a", "b", "c"], summaries, constants)
+    assert (
+        own.feature_names[4:] == ("ward=east", "ward=icu", "ward=missing", "ward=west")
+        and own.test is not None
+    )
+    assert known.filling is not None
+    linear = torch.nn.Linear(8, 1)
+    model = RawModel(linear, known.scaling, features=known.feature_names, fill=known.filling.values).double()
+    table = with_gaps(patients(0))[sites[0].rows.part == 2]
+    assert table.isna().any().sum() == 3
+    assert torch.allclose(model(model.rows(table)), linear(own.test.data["x"].double()), atol=1e-4)
+
+
+def test_nothing_is_said_of_a_column_that_few_rows_have(tmp_path: Path) -> None:
+    """Its mean would be a person's own number."""
+    few = patients(0).assign(lactate=[1.0, 2.0, 3.0, 4.0, *[np.nan] * 196])
+    site, other = (
+        Site.load(write(tmp_path, "a", few, impute="mean")), Site.load(write(tmp_path, "b", patients(1), impute="mean")),
+    )  # fmt: skip
+    sent = site.summary()
+    assert [float(sent[k][1]) for k in ("size", "mean", "rest", "m2")] == [0, 0, 0, 0]
+    assert "column 'lactate': nothing, too few rows have a number" in in_words(sent)
+    assert any(
+        line.startswith("column 'age': mean") and line.endswith("of 200 rows") for line in in_words(sent)
+    )
+    (found,) = (f for f in check(tmp_path / "a.toml") if "lactate" in f)
+    assert found.startswith("column 'lactate' has a number in fewer than 5 training rows")
+    assert np.isclose(agree([sent, other.summary()])["fill"][1], patients(1)["lactate"].mean())
+    refused("column 'lactate' has no number that a site may speak of: add it to drop", lambda: agree([sent]))
 
 
 def test_categories_are_indicators_over_all_sites_and_rare_ones_are_not_named(tmp_path: Path) -> None:
@@ -384,6 +451,7 @@ def pair(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame] = lambda f
         ("site 'b' has text in column 'age', site 'a' has numbers", lambda f: f.assign(age=["old"] * 200), {}),
         ("site 'b' has numbers in column 'ward', site 'a' has text", lambda f: f.assign(ward=1), {}),
         ("site 'b' has data.scale = \"unit\", site 'a' \"standard\"", lambda f: f, {"scale": "unit"}),
+        ("site 'b' has data.impute = \"mean\", site 'a' \"none\"", lambda f: f, {"impute": "mean"}),
         ("site 'b' has data.positive = [\"no\"], site 'a' [\"yes\"]", lambda f: f, {"positive": "no"}),
         ("which no other site has: spell them alike", lambda f: f.assign(died=["0", "1"] * 100), {}),
     ],
@@ -430,6 +498,7 @@ def test_more_sites_that_do_not_fit(tmp_path: Path) -> None:
         ("data.rare: must be >= 1, got 0", {"rare": 0}),
         ("data.sep: must be one character, got ';;'", {"sep": ";;"}),
         ("data.scale: must be \"none\" or", {"scale": "minmax"}),
+        ("data.impute: sites exchange sums, which give no median; use \"mean\"", {"impute": "median"}),
         ("data.classes: has no use beside positive", {"classes": ["no", "yes"]}),
         ("data.task: regression has no positive", {"task": "regression"}),
     ],
@@ -487,6 +556,11 @@ def test_check_finds_nothing_at_a_sound_site_and_everything_at_a_bad_one(tmp_pat
     assert "column 'lactate' has no usable value in 1 of 200 rows, first at line 11" in found[4]
     assert "column 'ward' has no usable value in 2 of 200 rows, first at line 7" in found[5]
     assert len(found) == 6
+    frame.loc[0, "died"] = None
+    found = check(
+        write(tmp_path, "a", frame, impute="mean")
+    )  # an infinite number and a label cannot be filled in
+    assert [f.split(" has no usable")[0] for f in found] == ["column 'lactate'", "column 'died'"]
     found = check(write(tmp_path, "a", patients(0, 30).assign(died="No"), drop=[], positive="no", test=0.01))
     text = "\n".join(found)
     for part in (

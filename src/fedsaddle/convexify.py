@@ -237,7 +237,8 @@ def convexify(
     def with_features(part: Federation | None, x: Tensor | None) -> Federation | None:
         if part is None or x is None:
             return None
-        return dataclasses.replace(part, data={**part.data, "x": x}, feature_names=())
+        filling = part.filling and part.filling.fixed()
+        return dataclasses.replace(part, data={**part.data, "x": x}, feature_names=(), filling=filling)
 
     train, valid, test = map(with_features, parts, made)
     assert train is not None

@@ -32,16 +32,18 @@ if TYPE_CHECKING:
 
 
 class RawModel(nn.Module):
-    """A model behind the scaling of its features: x -> model((x - shift) / width).
+    """A model behind the scaling of its features: x -> model((x - shift) / width), NaN in x filled in before.
 
     Args:
         model: what was trained.
         scaling: of the features it was trained on; None where they were not scaled.
         tangent: where it was trained on tangent features, what computes them from scaled ones.
         features: names of the columns of x, where they have some.
+        fill: [1, ...], what stands in for NaN; None where training refused missing values.
     """
 
     model: nn.Module
+    fill: Tensor | None
     shift: Tensor | None
     width: Tensor | None
 
@@ -51,14 +53,18 @@ class RawModel(nn.Module):
         scaling: Scaling | None,
         tangent: Tangent | None = None,
         features: Sequence[str] = (),
+        fill: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.model, self.tangent, self.features = model, tangent, tuple(features)
+        self.register_buffer("fill", fill)
         self.register_buffer("shift", None if scaling is None else scaling.shift)
         self.register_buffer("width", None if scaling is None else scaling.width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of the model for raw features x [B, ...]."""
+        if self.fill is not None:
+            x = torch.where(x.isnan(), self.fill.to(x.dtype), x)
         if self.shift is not None and self.width is not None:
             x = (x.double() - self.shift) / self.width  # as for training, in double precision
         x = x.to(next(self.model.parameters()).dtype)
@@ -66,12 +72,16 @@ class RawModel(nn.Module):
         return out
 
     def rows(self, frame: Any) -> Tensor:
-        """Rows of a DataFrame as the x that this model takes; text becomes columns of 0 and 1, as in training."""
+        """Rows of a DataFrame as the x that this model takes; text becomes columns of 0 and 1, as in training.
+
+        A missing number stays NaN where the model fills it in; else it is refused.
+        """
         if not self.features:
             raise FedsaddleError(
                 "rows: the model was trained on columns without names; call it with a tensor of them"
             )
-        return torch.from_numpy(encoded(frame, self.features)).to(next(self.model.parameters()).dtype)
+        x = encoded(frame, self.features, gaps=self.fill is not None)
+        return torch.from_numpy(x).to(next(self.model.parameters()).dtype)
 
 
 def load_model(folder: str | os.PathLike[str], model: nn.Module | None = None) -> RawModel:
@@ -124,14 +134,16 @@ def _of_folder(folder: Path, model: nn.Module | None) -> _Trained:
                 f"{folder}: has no config.toml to build the model from; pass model=, a module of the same architecture"
             )
         model = config.load(folder / "config.toml").module(shape, classes)
-    scaling = None
+    scaling = fill = None
+    if sample.get("fill") is not None:  # an older fedsaddle wrote none
+        fill = torch.tensor(sample["fill"], dtype=torch.float64).view(1, *shape)
     if sample["shift"] is not None:
         ends = [1, -1, *[1] * (len(shape) - 1)] if shape else [-1]
         scaling = Scaling(
             *(torch.tensor(sample[k], dtype=torch.float64).view(ends) for k in ("shift", "width"))
         )
     trained = with_weights(model, folder / "model.safetensors")
-    module = RawModel(trained, scaling, features=sample["features"] or ()).eval()
+    module = RawModel(trained, scaling, features=sample["features"] or (), fill=fill).eval()
     about = {"classes": classes, "features": sample["features"], "algorithm": result["config"]["algorithm"]}
     return _Trained(module, shape, next(module.model.parameters()).dtype, ("score",), about)
 

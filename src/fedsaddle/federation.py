@@ -37,6 +37,24 @@ class Scaling(NamedTuple):
         return Scaling(self.shift + self.width * other.shift, self.width * other.width)
 
 
+class Filling(NamedTuple):
+    """What stands in x for values that were missing, before any scaling.
+
+    Args:
+        how: "median" or "mean", over all clients' training samples.
+        values: `[1, ...]`, one for each number of a sample, float64.
+        gaps: where x has them, `[n, ...]` bool; None once x is scaled, and they stay as they are.
+    """
+
+    how: str
+    values: Tensor
+    gaps: Tensor | None
+
+    def fixed(self) -> Filling:
+        """As it stays."""
+        return self._replace(gaps=None)
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Federation:
     """The data of N clients as tensors whose rows are sorted by client.
@@ -51,6 +69,7 @@ class Federation:
         valid: validation data, likewise.
         tangent: where x are a network's tangent features, what computes those of other samples (`fedsaddle.convexify`).
         scaling: how the user's samples became x (before any tangent features), so that a trained model can take theirs.
+        filling: likewise what x has in place of missing values, None where these are refused.
         dataset: which one of `fedsaddle.data` it is, if any.
     """
 
@@ -63,6 +82,7 @@ class Federation:
     valid: Federation | None = None
     tangent: Tangent | None = None
     scaling: Scaling | None = None
+    filling: Filling | None = None
     dataset: str | None = None
     _moved: dict[Any, dict[str, Tensor]] = dataclasses.field(default_factory=dict, init=False)
 
@@ -183,14 +203,16 @@ class Federation:
     def keep(self, rows: npt.NDArray[np.bool_]) -> Federation:
         """The same clients with only the training rows where the mask `rows` `[n]` is true."""
         sizes = np.bincount(self.owners.numpy()[rows], minlength=self.n_clients)
-        data = _reordered(self.data, np.flatnonzero(rows))
-        return dataclasses.replace(self, data=data, offsets=_offsets(sizes))
+        index = np.flatnonzero(rows)
+        data, filling = _reordered(self.data, index), self._filling(torch.from_numpy(index))
+        return dataclasses.replace(self, data=data, offsets=_offsets(sizes), filling=filling)
 
     def holdout(self, share: float, seed: int = 0, into: str = "test") -> Federation:
         """Move a stratified share of every client's samples to its own test (or validation) set.
 
         A client keeps at least one sample of every class that it owns, so a very small client may have no
-        test sample.
+        test sample. What stands in for missing values is computed anew, from the samples that are left, unless x is
+        scaled already.
 
         Args:
             share: part of each client's samples that is held out, in (0, 1).
@@ -210,7 +232,7 @@ class Federation:
                 f"holdout: no client is large enough to give up a share of {share}; take a larger one"
             )
         part = dataclasses.replace(self.keep(held), test=None, valid=None)
-        return self.keep(~held)._attach(part, into)
+        return self.keep(~held)._attach(part, into)._filled()
 
     def _stratified(self, share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
         """Mask of held-out rows: round(share * n_i) of client i, by largest remainder over its classes."""
@@ -237,9 +259,49 @@ class Federation:
 
     def alone(self, i: int) -> Federation:
         """Client `i`'s samples and everybody's test and validation data: what it learns on its own, to compare with."""
-        data = self.client(i)
-        own = torch.tensor([0, int(self.sizes[i])])
-        return dataclasses.replace(self.pooled(), data=data, offsets=own, names=self.names[i : i + 1])
+        data, own = self.client(i), torch.tensor([0, int(self.sizes[i])])
+        filling = self._filling(slice(int(self.offsets[i]), int(self.offsets[i + 1])))
+        return dataclasses.replace(
+            self.pooled(), data=data, offsets=own, names=self.names[i : i + 1], filling=filling
+        )
+
+    def _filling(self, rows: Tensor | slice) -> Filling | None:
+        """That of some of the training rows."""
+        if self.filling is None or self.filling.gaps is None:
+            return self.filling
+        return self.filling._replace(gaps=self.filling.gaps[rows])
+
+    def _filled(self) -> Federation:
+        """With what stands in for missing values computed from the training samples, in these and in test samples."""
+        if self.filling is None or self.filling.gaps is None:
+            return self
+        x, how, gaps = self.data["x"], self.filling.how, self.filling.gaps
+        if (nothing := gaps.all(0).flatten()).any():
+            raise FedsaddleError(f"{self._column(nothing)} has no value in any training row: drop it")
+        present = np.where(gaps.cpu().numpy(), np.nan, x.double().cpu().numpy())
+        with np.errstate(over="ignore"):
+            found = (np.nanmedian if how == "median" else np.nanmean)(present, axis=0, keepdims=True)
+        values = torch.from_numpy(found).to(x.device, x.dtype).double()  # as they are in x
+        if (odd := ~values.isfinite().flatten()).any():
+            raise FedsaddleError(
+                f"{self._column(odd)} has numbers too large to take the {how} of; correct or drop it"
+            )
+
+        def apply(part: Federation) -> Federation:
+            if part.filling is None or part.filling.gaps is None:
+                return part
+            x, gaps = part.data["x"], part.filling.gaps
+            x = torch.where(gaps, values.to(x.dtype), x)
+            return dataclasses.replace(part, data={**part.data, "x": x}, filling=Filling(how, values, gaps))
+
+        return dataclasses.replace(
+            apply(self), test=self.test and apply(self.test), valid=self.valid and apply(self.valid)
+        )
+
+    def _column(self, which: Tensor) -> str:
+        """The first of the columns of x that are marked, for messages."""
+        i = int(which.nonzero()[0])
+        return f"column {self.feature_names[i]!r}" if self.feature_names else f"column {i} of x"
 
     def scaled(self, how: Literal["none", "unit", "symmetric", "standard"] = "standard") -> Federation:
         """Shift and scale every column of x (channel of images), by statistics of all clients' training samples.
@@ -265,8 +327,9 @@ class Federation:
 
         def apply(part: Federation) -> Federation:
             x = part.data["x"]
+            x = ((x.double() - scaling.shift) / scaling.width).to(x.dtype)
             return dataclasses.replace(
-                part, data={**part.data, "x": ((x.double() - scaling.shift) / scaling.width).to(x.dtype)}
+                part, data={**part.data, "x": x}, filling=part.filling and part.filling.fixed()
             )
 
         return dataclasses.replace(
@@ -291,6 +354,7 @@ class Federation:
         Args:
             x, y, fields: arrays as in `from_arrays`; `y` holds the training labels' values or class indices. Columns of a
                 frame are found by their names. x is taken as it is: attach it before `scaled`, which scales both.
+                Missing values are filled in as in the training data.
             clients: group labels (client names) or a partition with N parts, which may be empty.
             positive: the label value (or values) that count as positive, as given for the training data.
             into: `"test"` or `"valid"`.
@@ -303,7 +367,8 @@ class Federation:
                 f"{into} has fields {sorted(given)}, training {sorted(self.data)}: give the same ones"
             )
         dtype = self.data["x"].dtype if "x" in self.data else None
-        data, _ = ingest.tensors(x, fields, dtype, known=self.feature_names)
+        filling = self.filling if self.tangent is None else None
+        data, _ = ingest.tensors(x, fields, dtype, known=self.feature_names, gaps=filling is not None)
         for name, tensor in data.items():
             got, want = list(tensor.shape[1:]), list(self.data[name].shape[1:])
             if got != want:
@@ -318,7 +383,14 @@ class Federation:
         n = ingest.same_length(data)
         names = ("all",) if clients is None else self.names
         order, sizes, _ = ingest.grouping([range(n)] if clients is None else clients, n, names)
-        part = Federation(_reordered(data, order), _offsets(sizes), names, self.classes, self.feature_names)
+        data = _reordered(data, order)
+        if filling is not None:
+            gaps, values = data["x"].isnan(), filling.values
+            if self.scaling is not None:
+                values = (values - self.scaling.shift) / self.scaling.width
+            data["x"] = torch.where(gaps, values.to(data["x"].dtype), data["x"])
+            filling = filling if filling.gaps is None else filling._replace(gaps=gaps)
+        part = Federation(data, _offsets(sizes), names, self.classes, self.feature_names, filling=filling)
         return self._attach(part, into)
 
     def _attach(self, part: Federation, into: str) -> Federation:
@@ -339,6 +411,7 @@ class Federation:
         names: Sequence[str] | None = None,
         feature_names: Sequence[str] = (),
         task: str | None = None,
+        impute: Literal["none", "median", "mean"] = "none",
         dtype: torch.dtype | None = None,
         **fields: Any,
     ) -> Federation:
@@ -356,6 +429,8 @@ class Federation:
             names: client names of a partition; numbers unless given.
             feature_names: names of the columns of x, for messages and reports.
             task: `"classification"` or `"regression"`; guessed from y unless given.
+            impute: what stands in for a value of x that is missing (NaN): `"median"` or `"mean"` of its column over
+                all clients' training samples; `"none"` refuses it. `holdout` takes its samples out of the statistic.
             dtype: floating type of x, to overrule the guess.
             fields: further named arrays `[n, ...]` for custom problems.
 
@@ -365,7 +440,10 @@ class Federation:
         """
         if task not in (None, "classification", "regression"):
             raise FedsaddleError(f"task must be 'classification' or 'regression', got {task!r}")
-        data, columns = ingest.tensors(x, fields, dtype=dtype, columns=tuple(map(str, feature_names)))
+        if impute not in ("none", "median", "mean"):
+            raise FedsaddleError(f"impute must be 'none', 'median' or 'mean', got {impute!r}")
+        gaps = impute != "none"
+        data, columns = ingest.tensors(x, fields, dtype, tuple(map(str, feature_names)), gaps=gaps)
         found: tuple[str, ...] = ()
         if y is not None:
             kind = data["x"].dtype if "x" in data else dtype or torch.float32
@@ -373,7 +451,10 @@ class Federation:
         n = ingest.same_length(data)
         order, sizes, found_names = ingest.grouping(clients, n, None if names is None else tuple(names))
         ingest.check_clients(found_names, sizes)
-        return cls(_reordered(data, order), _offsets(sizes), found_names, found, columns)
+        data, filling = _reordered(data, order), None
+        if gaps and "x" in data:
+            filling = Filling(impute, torch.empty(0), data["x"].isnan())
+        return cls(data, _offsets(sizes), found_names, found, columns, filling=filling)._filled()
 
     @classmethod
     def from_frame(
@@ -386,6 +467,7 @@ class Federation:
         features: Sequence[str] | None = None,
         drop: Sequence[str] = (),
         task: str | None = None,
+        impute: Literal["none", "median", "mean"] = "none",
         dtype: torch.dtype = torch.float32,
     ) -> Federation:
         """Build a federation from a pandas DataFrame with a column that names the client of each row.
@@ -400,10 +482,14 @@ class Federation:
             features: columns used as features; all others unless given.
             drop: columns that are not features, such as a patient's number.
             task: `"classification"` or `"regression"`; guessed from the label unless given.
+            impute: what stands in for a missing number: `"median"` or `"mean"` of its column over all clients' training
+                rows. A missing text is a value of its own, such as `sex=missing`. `"none"` refuses both.
             dtype: floating type of x.
         """
         x, y, clients = ingest.columns_of(frame, group, label, features, drop)
-        return cls.from_arrays(x, y, clients=clients, positive=positive, task=task, dtype=dtype)
+        return cls.from_arrays(
+            x, y, clients=clients, positive=positive, task=task, impute=impute, dtype=dtype
+        )
 
     @classmethod
     def from_files(
@@ -415,6 +501,7 @@ class Federation:
         drop: Sequence[str] = (),
         sep: str = ",",
         task: str | None = None,
+        impute: Literal["none", "median", "mean"] = "none",
         dtype: torch.dtype = torch.float32,
     ) -> Federation:
         """Build a federation from one file a client; the file's stem is the client's name.
@@ -429,12 +516,14 @@ class Federation:
             drop: columns of .csv and .parquet files that are not features.
             sep: the character between the columns of .csv files.
             task: `"classification"` or `"regression"`; guessed from the label unless given.
+            impute: of missing values, as in `from_frame`; the statistic is over all files.
             dtype: floating type of x.
         """
-        x, y, parts, names, columns = ingest.read_files(paths, label, drop, sep)
+        x, y, parts, names, columns = ingest.read_files(paths, label, drop, sep, impute != "none")
         return cls.from_arrays(
-            x, y, clients=parts, names=names, feature_names=columns, positive=positive, task=task, dtype=dtype
-        )
+            x, y, clients=parts, names=names, feature_names=columns, positive=positive, task=task, impute=impute,
+            dtype=dtype,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------ plot
 

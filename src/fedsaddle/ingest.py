@@ -28,10 +28,13 @@ IntArray = npt.NDArray[np.int64]
 MAX_DENSE_BYTES = 8 * 2**30  # more is never made of a sparse matrix or of a packed file
 SMALL_BYTES = 2**28  # of more than this there must be something to read:
 MOST_VALUES = 50  # of a column of text
+MOST_NAMED = 20  # columns with gaps
 MOST_EMPTY = 1000  # at most so many times the bytes that it is read from
 MAX_TWINS = 1000  # columns of one name
 REGRESSION_LEVELS = 20  # float labels with more distinct fractions than this are a regression target
 IMPUTE = "drop or impute it before building the federation"
+FILL = 'give impute="median" to fill them, or drop the columns or the rows'
+MISSING = "missing"  # a text that is not there, where gaps are filled
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 COMPRESSED = (".gz", ".bz2", ".xz")
@@ -69,14 +72,16 @@ def tensors(
     dtype: torch.dtype | None,
     columns: tuple[str, ...] = (),
     known: tuple[str, ...] = (),
+    gaps: bool = False,
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The user's arrays as checked tensors, in the user's row order, and the names of x's columns.
 
     Args:
         known: names of the training data's columns, which those of a test frame are put in the order of.
+        gaps: whether x may have them; they are NaN.
     """
     if hasattr(x, "columns") and hasattr(x, "dtypes"):  # a pandas DataFrame
-        (values,), found = one_hot([x])
+        (values,), found = one_hot([x], gaps=gaps)
         if known:
             values, found = _as_trained(values, found, known, text_columns(x)), known
         x, columns, dtype = values, columns or found, dtype or torch.float32
@@ -93,7 +98,7 @@ def tensors(
             k: v.to(kind) if v.is_floating_point() else v for k, v in data.items()
         }
     for name, tensor in data.items():
-        check_finite(tensor, name, columns if name == "x" else ())
+        check_finite(tensor, name, *((columns, gaps, FILL) if name == "x" else ()))
     return data, columns
 
 
@@ -161,7 +166,7 @@ def numeric_frame(frame: Any) -> Array:
 
 
 def one_hot(
-    frames: Sequence[Any], files: Sequence[Path | None] = (None,), sep: str = ","
+    frames: Sequence[Any], files: Sequence[Path | None] = (None,), sep: str = ",", gaps: bool = False
 ) -> tuple[list[Array], tuple[str, ...]]:
     """Tables with the same columns as floats, and the names of the columns.
 
@@ -171,11 +176,20 @@ def one_hot(
         frames: the tables.
         files: where each comes from, for messages.
         sep: the character between the columns of these files.
+        gaps: whether there may be some: NaN among numbers, and a value of its own among texts, such as `sex=missing`.
     """
     for frame in frames:
         if (twice := frame.columns.duplicated()).any():
             raise FedsaddleError(f"column {frame.columns[twice][0]!r} is there twice: rename or drop one")
+    blanks: list[set[Any]] = [set() for _ in frames]  # columns without a value, which may be text or numbers
+    if gaps:
+        blanks = [set(frame.columns[frame.isna().all()]) for frame in frames]
+        frames = [_as_numbers(frame, blank) for frame, blank in zip(frames, blanks, strict=True)]
+    else:
+        _check_gaps(frames, files, sep)
     texts = [set(text_columns(frame)) for frame in frames]
+    anywhere = set[Any]().union(*texts)
+    texts = [text | (blank & anywhere) for text, blank in zip(texts, blanks, strict=True)]
     numeric = [c for c in frames[0].columns if not any(c in text for text in texts)]
     place = {c: i for i, c in enumerate(numeric)}
     numbers = [numeric_frame(frame[numeric]) for frame in frames]  # at once: there may be thousands
@@ -199,19 +213,47 @@ def one_hot(
             raise FedsaddleError(
                 f"column {c!r} is text in {has} and numbers in {has_not}: write it alike in all files"
             )
-        distinct = sorted(set[str]().union(*given))
-        if len(distinct) > MOST_VALUES:
+        if (count := len(set[Any]().union(*given) - {None})) > MOST_VALUES:
             raise FedsaddleError(
-                f"column {c!r} is text with {len(distinct)} distinct values, at most {MOST_VALUES} can be features: "
+                f"column {c!r} is text with {count} distinct values, at most {MOST_VALUES} can be features: "
                 "leave it out (drop), or group its values"
             )
+        columns = [[MISSING if value is None else value for value in own] for own in given]
+        distinct = sorted(set[str]().union(*columns))
         names += [f"{c}={value}" for value in distinct]
         code = {value: i for i, value in enumerate(distinct)}
-        for block, own in zip(blocks, given, strict=True):
+        for block, own in zip(blocks, columns, strict=True):
             block.append(np.eye(len(distinct))[[code[value] for value in own]])
     return [
         np.concatenate([np.zeros((len(f), 0)), *b], axis=1) for b, f in zip(blocks, frames, strict=True)
     ], tuple(names)
+
+
+def _check_gaps(frames: Sequence[Any], files: Sequence[Path | None], sep: str) -> None:
+    """Refuse missing values; names all columns that have some, and where the first is."""
+    counts = sum(frame.isna().sum() for frame in frames)
+    if not counts.any():
+        return
+    found = [f"{c!r} {n}" for c, n in counts.items() if n]
+    said = ", ".join(found[:MOST_NAMED]) + (", ..." if len(found) > MOST_NAMED else "")
+    rows = sum(map(len, frames))
+    for frame, file in zip(frames, files, strict=True):
+        absent = frame.isna()
+        if absent.any(axis=None):
+            c = next(c for c in frame.columns if absent[c].any())
+            row = int(absent[c].to_numpy().argmax())
+            what = f"{len(found)} column{'s have' if len(found) > 1 else ' has'} gaps ({said} of {rows} rows)"
+            with in_file(file, sep):
+                raise BadRow(f"{what}, the first in {c!r} at row {row}", row, FILL)
+
+
+def _as_numbers(frame: Any, columns: set[Any]) -> Any:
+    """A DataFrame with columns that hold no value as NaN, whatever their type."""
+    if any(frame[c].dtype.kind != "f" for c in columns):
+        frame = frame.copy()
+        for c in columns:
+            frame[c] = np.nan
+    return frame
 
 
 def _as_trained(values: Array, found: Sequence[str], known: Sequence[str], texts: Sequence[Any]) -> Array:
@@ -231,10 +273,13 @@ def _as_trained(values: Array, found: Sequence[str], known: Sequence[str], texts
     return out
 
 
-def encoded(frame: Any, features: Sequence[str]) -> Array:
+def encoded(frame: Any, features: Sequence[str], gaps: bool = False) -> Array:
     """Rows of a DataFrame as the features of a trained model, named as `one_hot` names them.
 
     A value of text that training did not see is 0 in all columns of its feature. Other columns are left out.
+
+    Args:
+        gaps: whether there may be some, as for `one_hot`.
     """
     optional_import("pandas", "a DataFrame")
     out: list[Array] = []
@@ -243,34 +288,43 @@ def encoded(frame: Any, features: Sequence[str]) -> Array:
         if name not in frame.columns and not of_text:
             raise FedsaddleError(no_column("the frame", name.split("=")[0], frame.columns))
         c = name if name in frame.columns else max(of_text, key=len)
-        check_present(column(frame[c], c), f"column {c!r}", "impute it as for training")
+        absent = frame[c].isna().to_numpy()
+        if not gaps:
+            check_present(column(frame[c], c), f"column {c!r}", "impute it as for training")
         if c == name:
-            out.append(numeric_frame(frame[[c]])[:, 0])
+            values = np.full(len(frame), np.nan)
+            if not absent.all():  # else of no type
+                values[~absent] = numeric_frame(frame.loc[~absent, [c]].infer_objects())[:, 0]
+            out.append(values)
         else:
             value = name[len(c) + 1 :]
-            out.append(np.array([text_of(v) == value for v in frame[c].tolist()], dtype=np.float64))
+            given = (MISSING if gap else text_of(v) for v, gap in zip(frame[c].tolist(), absent, strict=True))
+            out.append(np.array([text == value for text in given], dtype=np.float64))
     return np.stack(out, axis=1)
 
 
-def _texts(values: Any, name: Any) -> list[str]:
-    """A column's values as texts; refuses gaps, dates, and numbers among which some cannot be read."""
+def _texts(values: Any, name: Any) -> list[str | None]:
+    """A column's values as texts, None for a gap; refuses dates, and numbers among which some cannot be read."""
     pandas = optional_import("pandas", "a DataFrame")
+    absent = values.isna().to_numpy()
+    texts = [None if gap else text_of(v) for v, gap in zip(values.tolist(), absent, strict=True)]
+    if absent.all():
+        return texts
     categorical = str(values.dtype) == "category"  # whose numbers are names
     if not (pandas.api.types.is_string_dtype(values.dtype) or values.dtype == object or categorical):
         raise FedsaddleError(
             f"column {name!r} is neither numbers nor text ({values.dtype}): make it numbers, such as days since a date"
         )
-    check_present(values.to_numpy(dtype=object), f"column {name!r}")
     if categorical:
-        return [text_of(v) for v in values.tolist()]
-    odd = pandas.to_numeric(values.astype(object), errors="coerce").isna().to_numpy()
+        return texts
+    odd = pandas.to_numeric(values[~absent].astype(object), errors="coerce").isna().to_numpy()
     if not odd.any():
         raise FedsaddleError(f"column {name!r} has numbers stored as text: convert it with pandas.to_numeric")
     if odd.mean() < 0.5:
-        row = int(odd.argmax())
-        what = f"column {name!r} has numbers, but {text_of(values.iloc[row])!r} at row {row}"
+        row = int(np.flatnonzero(~absent)[odd.argmax()])
+        what = f"column {name!r} has numbers, but {texts[row]!r} at row {row}"
         raise BadRow(what, row, "correct it, or drop the row")
-    return [text_of(v) for v in values.tolist()]
+    return texts
 
 
 @contextmanager
@@ -288,11 +342,18 @@ def in_file(file: Path | None, sep: str) -> Iterator[None]:
         raise FedsaddleError(f"{file.name}: {error}") from None
 
 
-def check_finite(tensor: Tensor, name: str, columns: Sequence[str]) -> None:
-    """Refuse NaN and infinite numbers."""
+def check_finite(
+    tensor: Tensor, name: str, columns: Sequence[str] = (), gaps: bool = False, remedy: str = IMPUTE
+) -> None:
+    """Refuse infinite numbers, and NaN unless there may be gaps.
+
+    Args:
+        columns: their names, if they have some.
+        remedy: for gaps.
+    """
     if not tensor.is_floating_point() or torch.isfinite(tensor.sum()):  # a finite sum has finite terms only
         return
-    bad = (~torch.isfinite(tensor)).nonzero()
+    bad = (torch.isinf(tensor) if gaps else ~torch.isfinite(tensor)).nonzero()
     if len(bad) == 0:  # the sum alone overflowed
         return
     row, *at = bad[0].tolist()
@@ -305,7 +366,7 @@ def check_finite(tensor: Tensor, name: str, columns: Sequence[str]) -> None:
         where += f", position {tuple(at)}"
     others = [columns[c] for c in bad[:, 1].unique().tolist()] if len(at) == 1 and columns else []
     more = f" (so have {len(others)} columns: {short(others)})" if len(others) > 1 else ""
-    raise BadRow(f"{name} has {what} at {where}{more}", row)
+    raise BadRow(f"{name} has {what} at {where}{more}", row, remedy if what == "NaN" else IMPUTE)
 
 
 def same_length(data: Mapping[str, Tensor]) -> int:
@@ -537,9 +598,13 @@ class _Table(NamedTuple):
 
 
 def read_files(
-    paths: Any, label: str | None, drop: Sequence[str] = (), sep: str = ","
+    paths: Any, label: str | None, drop: Sequence[str] = (), sep: str = ",", gaps: bool = False
 ) -> tuple[Array, Array, list[IntArray], list[str], tuple[str, ...]]:
-    """x, y, the rows of each file, the client that each file names, and the names of x's columns."""
+    """x, y, the rows of each file, the client that each file names, and the names of x's columns.
+
+    Args:
+        gaps: whether x may have them, as for `one_hot`.
+    """
     files = expand(paths)
     names = [_stem(file) for file in files]
     for i, name in enumerate(names):
@@ -549,11 +614,11 @@ def read_files(
     tables = [_read_file(file, label, drop, sep) for file in files]
     columns, xs = tables[0].columns, _aligned(files, tables)
     if columns:
-        xs, columns = one_hot(xs, files, sep)
+        xs, columns = one_hot(xs, files, sep, gaps)
     ys = [column(table.y, "y") for table in tables]
     for file, x, y in zip(files, xs, ys, strict=True):
         with located(file, sep):
-            check_finite(as_tensor(x, "x"), "x", columns)
+            check_finite(as_tensor(x, "x"), "x", columns, gaps, FILL)
             check_present(y, "y")
     ends = np.cumsum([len(x) for x in xs])
     return np.concatenate(xs), np.concatenate(ys), np.split(np.arange(ends[-1]), ends[:-1]), names, columns

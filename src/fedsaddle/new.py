@@ -1,8 +1,8 @@
 """new: a project's first config, from a look at the data.
 
 What the user does not say is proposed: the label is a column with two values, sites are a column of a few repeated names,
-the rarer label is positive, columns that cannot be features are dropped. On a terminal the proposals are questions. The
-config is built on the data before anything is written, so that it runs as it stands.
+the rarer label is positive, columns that cannot be features are dropped, gaps are filled. On a terminal the proposals are
+questions. The config is built on the data before anything is written, so that it runs as it stands.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fedsaddle import config as configs
 from fedsaddle.data import DATASETS
 from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, similar_file
 from fedsaddle.ingest import (
+    MISSING,
     MOST_VALUES,
     column,
     expand,
     file_format,
     levels,
-    missing,
     no_column,
     read_frame,
     short,
@@ -51,6 +51,8 @@ _SITES = (
 _YES = ("1", "True", "true", "yes", "Yes", "YES", "y", "Y", "positive", "Positive")
 _MOST_SITES = 1000
 _FEW_ROWS = 10  # a site is proposed to have at least so many, on average
+_MOST_GAPS = 0.5  # of a column's rows: one with so many, or more, is dropped
+_MOST_ASKED = 20  # columns that a question names
 
 
 class Aim(NamedTuple):
@@ -140,7 +142,8 @@ class Ask:
 
         while True:
             try:
-                answer = typer.prompt(question, default=proposed, err=True)
+                shown = None if proposed is None else str(proposed)  # a number is checked below, in our words
+                answer = typer.prompt(question, default=shown, err=True)
             except typer.Abort:  # Ctrl-C, or the end of what is typed
                 raise KeyboardInterrupt from None
             try:
@@ -281,8 +284,8 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     names = [str(c) for c in frame.columns]
     frame.columns = names
     label = ask(
-        "--label", f"Which column is predicted ({short(names)})", wanted.label, _label(frame),
-        _column("--label", path, names), f"no column of {path} has two values",
+        "--label", f"Which column is predicted ({_choice(names, _labels(frame))})", wanted.label,
+        next(iter(_labels(frame)), None), _column("--label", path, names), f"no column of {path} has two values",
     )  # fmt: skip
     values = _levels(frame[label], label, files[0])
     if len(values) < 2:
@@ -293,17 +296,29 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     )  # fmt: skip
     group = None
     if single:
+        others, likely = [n for n in names if n != label], _sites(frame, label)
         group = ask(
-            "--site", f"Which column names the site ({short([n for n in names if n != label])})", wanted.site,
-            _site(frame, label), _column("--site", path, [n for n in names if n != label]),
+            "--site", f"Which column names the site ({_choice(others, likely)})", wanted.site,
+            next(iter(likely), None), _column("--site", path, others),
             f"no column of {path} looks like the name of a site",
         )  # fmt: skip
     elif wanted.site is not None:
         raise FedsaddleError("new: --site has no use, each file is a site; leave it out")
-    dropped = _no_features(frame, [label, *([group] if group else [])])
-    if len(dropped) + 1 + bool(group) >= len(names):
-        raise FedsaddleError(f"{files[0]}: no column is left as a feature; numbers without gaps are needed")
-    return _source(path, folder, sep, label, group, _as_stored(frame[label], positive), dropped, len(files))
+    used = [label, *([group] if group else [])]
+    dropped = _no_features(frame, used)
+    if len(dropped) + len(used) >= len(names):
+        raise FedsaddleError(
+            f"{files[0]}: no column is left as a feature; numbers or text of a few values are needed"
+        )
+    left = frame.drop(columns=[*used, *dropped])
+    texts, gaps = set(text_columns(left)), left.isna().sum()
+    filled = {
+        name: f"{n} of {len(left)} values are missing; {repr(MISSING) if name in texts else 'the median'} stands in"
+        for name, n in gaps.items()
+        if n
+    }
+    stored = _as_stored(frame[label], positive)
+    return _source(path, folder, sep, label, group, stored, dropped, filled, len(files))
 
 
 def _source(
@@ -314,6 +329,7 @@ def _source(
     group: str | None,
     positive: Any,
     dropped: dict[str, str],
+    filled: dict[str, str],
     files: int,
 ) -> Source:
     place = _relative(path, folder)
@@ -334,9 +350,13 @@ def _source(
         data.append(("drop", dropped, "not features:"))
     if sep != ",":
         data.append(("sep", sep, "between columns"))
+    if filled:
+        told = [f"{to_value(name)}: {how}" for name, how in filled.items()]
+        data.append(("impute", "median", "\n".join(["of the training rows:", *told])))
     data.append(("scale", "standard", "mean 0 and deviation 1 in every column"))
     data.append(("test", 0.25, "each site holds out a quarter of its samples"))
     columns = {"label": label, "positive": positive} | ({"drop": list(dropped)} if dropped else {})
+    columns |= {"impute": "median"} if filled else {}
     between = {"sep": sep} if sep != "," else {}
     if group:
         read = "read_parquet" if file_format(path) == "parquet" else "read_csv"
@@ -349,11 +369,7 @@ def _source(
     who = f"sites by {group!r}" if group else f"{files} files, each a site"
     words = [f"{path}: {who}; predicts {label!r}, positive is {positive!r}"]
     words += [f"  {name!r} is dropped: {why}" for name, why in dropped.items()]
-    if gap := next((_python(name) for name, why in dropped.items() if "missing" in why), None):
-        words.append(
-            f"  to impute with pandas: frame[{gap}] = frame[{gap}].fillna(...), "
-            'with the median of numbers, with "unknown" for text; then write the table again'
-        )
+    words += [f"  {name!r} is kept: {how}" for name, how in filled.items()]
     return Source(data, [], python, words)
 
 
@@ -411,17 +427,27 @@ def _called(names: Iterable[str], known: Sequence[str]) -> list[str]:
     return [name for _, name in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _label(frame: Any) -> str | None:
+def _choice(names: Sequence[str], likely: Sequence[str]) -> str:
+    """Columns to choose from: all, or of many the likeliest."""
+    if len(names) <= _MOST_ASKED:
+        return short(names, _MOST_ASKED)
+    first = list(dict.fromkeys([*likely, *names]))[:_MOST_ASKED]
+    return f"{short(first, _MOST_ASKED)}, ... ({len(names)} in all)"
+
+
+def _labels(frame: Any) -> list[str]:
+    """Columns that may be the label, the likeliest first."""
     two = [c for c in frame.columns if frame[c].nunique(dropna=True) == 2]
     likely = _called(two, _LABELS) or _called([c for c in frame.columns if _few(frame[c])], _LABELS)
-    return (likely or two[-1:] or [None])[0]
+    return [*likely, *two[::-1]]
 
 
 def _few(values: Any) -> bool:
     return 2 <= int(values.nunique(dropna=True)) <= 20
 
 
-def _site(frame: Any, label: str) -> str | None:
+def _sites(frame: Any, label: str) -> list[str]:
+    """Columns that may name the site, the likeliest first."""
     texts = set(text_columns(frame))
 
     def suits(c: str, most: int) -> bool:
@@ -430,7 +456,7 @@ def _site(frame: Any, label: str) -> str | None:
 
     known = _called([c for c in frame.columns if suits(c, _MOST_SITES)], _SITES)
     other = [c for c in frame.columns if c in texts and suits(c, _MOST_SITES) and frame[c].nunique() > 2]
-    return (known or other or [None])[0]
+    return [*known, *other]
 
 
 def _levels(values: Any, name: str, file: Path) -> tuple[str, ...]:
@@ -464,24 +490,30 @@ def _no_features(frame: Any, used: Sequence[str]) -> dict[str, str]:
     for name in frame.columns:
         if name in used:
             continue
-        values = frame[name]
+        values, present = frame[name], frame[name].dropna()
+        share = 1 - len(present) / len(values)
         if values.dtype.kind in "mM" or (
             name in texts and values.nunique() > MOST_VALUES and _are_dates(values)
         ):
             out[name] = "dates; make them numbers to use it, such as days since the first"
-        elif name in texts and values.nunique() == len(values):
+        elif share >= _MOST_GAPS:
+            out[name] = f"{share:.0%} of its values are missing"
+        elif name in texts and present.nunique() == len(present):
             out[name] = "a text for each row"
         elif name in texts and values.nunique() > MOST_VALUES:
             out[name] = f"text with {values.nunique()} distinct values; group them to use it"
-        elif int((gaps := missing(column(values, name))).sum()):
-            out[name] = f"{int(gaps.sum())} values are missing; impute them to use it"
-        elif values.dtype.kind in "iu" and "id" in _words(name):
-            n = values.nunique()
-            if n == len(values):
+        elif "id" in _words(name) and _are_whole(present):
+            n = present.nunique()
+            if n == len(present):
                 out[name] = "a number for each row"
             elif n > MOST_VALUES:
                 out[name] = f"{n} numbers that are names, not amounts"
     return out
+
+
+def _are_whole(values: Any) -> bool:
+    """Whether a column has whole numbers; pandas reads them as fractions where there are gaps."""
+    return values.dtype.kind in "iu" or (values.dtype.kind == "f" and bool((values % 1 == 0).all()))
 
 
 def _are_dates(values: Any) -> bool:
@@ -546,7 +578,8 @@ def _section(name: str, entries: Iterable[tuple[str, Any, str]]) -> str:
                 ("]", ""),
             ]
         else:
-            lines.append((f"{key} = {to_value(value)}", comment))
+            first, *more = comment.split("\n")
+            lines += [(f"{key} = {to_value(value)}", first), *(("", line) for line in more)]
     width = min(max(len(line) for line, _ in lines), 40) + 2
     told = [f"{line:<{width}}# {comment}" if comment else line for line, comment in lines]
     return "\n".join([f"[{name}]", *told])

@@ -131,7 +131,7 @@ def _owner_and_keys(
     if way == "name":
         name, known = given["name"], NAMED[section]
         if not isinstance(name, str) or name not in known:
-            hint = did_you_mean(str(name), known)
+            hint = did_you_mean(name, known) if isinstance(name, str) else ""
             hint = f"{hint} known are" if hint else "known are"
             raise FedsaddleError(f"{path}.name: {quoted(name)} is unknown; {hint} {', '.join(known)}")
         return name, {"name": Key(str)} | keys(section, name, data)

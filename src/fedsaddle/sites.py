@@ -68,8 +68,11 @@ class DataFile:
         task: "classification" or "regression"; guessed from the label unless given.
         drop: columns that are not features.
         categories: columns of numbers that name something, such as a ward; columns of text always do.
-        rare: values of a category that fewer training rows have are never named to anyone.
+        rare: values of a category that fewer training rows have are never named to anyone; nor is anything said of a
+            numeric column with gaps in which fewer have a number.
         sep: the character between the columns of a .csv file.
+        impute: "mean": a missing number is the mean of its column over all sites' training rows, a missing text is a
+            value of its own; "none" refuses both.
         scale: of numeric features, over all sites' training rows, as in `Federation.scaled`.
         valid, test: shares of the rows that are held out for validation and testing.
         together: column whose equal values stay in one part, such as the patient's number; rows with equal features do
@@ -85,6 +88,7 @@ class DataFile:
     categories: Sequence[str] = ()
     rare: int = 5
     sep: str = ","
+    impute: Literal["none", "median", "mean"] = "none"
     scale: Literal["none", "unit", "symmetric", "standard"] = "standard"
     valid: float = 0.0
     test: float = 0.0
@@ -99,6 +103,8 @@ class DataFile:
             yield f"data: valid + test must leave rows to train on, got {self.valid} + {self.test}"
         if self.rare < 1:
             yield f"data.rare: must be >= 1, got {self.rare}"
+        if self.impute == "median":
+            yield 'data.impute: sites exchange sums, which give no median; use "mean"'
         if len(self.sep) != 1:
             yield f"data.sep: must be one character, got {self.sep!r}"
         if self.positive is not None and self.classes is not None:
@@ -117,13 +123,14 @@ _HEAD = {
     "positive": Key(list[str] | None),
     "classes": Key(list[str] | None),
     "scale": keys_of(DataFile)["scale"],
+    "impute": Key(Literal["none", "mean"]),
 }  # fmt: skip; of a summary
 
 
 class Rows(NamedTuple):
     """What a site's file holds."""
 
-    x: Array  # [n, ...], numbers
+    x: Array  # [n, ...], numbers; NaN where one is missing and will be filled in
     y: Array  # [n]
     columns: tuple[str, ...]  # names of x's columns, where they have names
     text: dict[str, Array]  # categories of each row [n], by column
@@ -216,11 +223,11 @@ class Site:
             raise FedsaddleError(problem)
         features = [c for c in frame.columns if c not in (data.label, data.together, *data.drop)]
         text = {*data.categories, *ingest.text_columns(frame[features])}
-        numbers = [c for c in features if c not in text]
+        numbers, gaps = [c for c in features if c not in text], data.impute != "none"
         with ingest.located(self.file, data.sep):
-            categories = {c: _categories(frame[c], c) for c in features if c in text}
+            categories = {c: _categories(frame[c], c, gaps) for c in features if c in text}
             x = ingest.numeric_frame(frame[numbers])
-            ingest.check_finite(torch.from_numpy(x), "x", numbers)
+            ingest.check_finite(torch.from_numpy(x), "x", numbers, gaps)
             y = ingest.column(frame[data.label], "y")
             ingest.check_present(y, "y")
             together = None if data.together is None else _categories(frame[data.together], data.together)
@@ -230,6 +237,8 @@ class Site:
         for name in ("label", "drop", "categories", "together"):
             if getattr(self.data, name):
                 raise FedsaddleError(f"data.{name}: {self.file.name} has no named columns; leave it out")
+        if self.data.impute != "none":
+            raise FedsaddleError(f"data.impute: {self.file.name} is no table; leave it out")
         x, y = ingest.read_images(self.file) if self.file.is_dir() else ingest.read_arrays(self.file)
         x, y = ingest.as_tensor(x, f"{self.file.name}: x").numpy(), ingest.column(y, "y")
         x = x[:, None] if x.ndim == 1 else x
@@ -249,7 +258,8 @@ class Site:
 
         "n", the number of rows; of each numeric column [C] "mean", "rest" (its rounding) and "m2" (the sum of squared
         deviations from it), and only where `scale` is by range "min" and "max", which are single people's values; "size",
-        how many numbers a column has (a channel of images has one for each pixel); "labels", how many rows each label
+        how many numbers a column has (a channel of images has one for each pixel; with `impute` [C], and 0, like the other
+        statistics, for a column in which fewer than `rare` rows have a number); "labels", how many rows each label
         value has (with `positive`: negatives and positives); "head": names of the site, the columns, the categories that
         at least `rare` rows have and the label values (with `positive`: those that at least `rare` rows have, and the
         positive ones), and the settings that must agree. Numbers are float64.
@@ -267,8 +277,10 @@ class Site:
             "positive": positive,
             "classes": None if data.classes is None else list(data.classes),
             "scale": data.scale,
+            "impute": data.impute,
         }
-        moments = _moments(rows.x[train])._asdict()
+        gaps = data.impute != "none"
+        moments = (_by_column(rows.x[train], data.rare) if gaps else _moments(rows.x[train]))._asdict()
         if data.scale not in BY_RANGE:
             del moments["min"], moments["max"]
         return {
@@ -320,6 +332,8 @@ class Site:
             raise FedsaddleError(
                 f"{self.file.name} has other columns than at set-up: set the federation up again"
             )
+        if "fill" in constants:
+            x = np.where(np.isnan(x), constants["fill"].numpy(), x)
         scaled = _scaled(x, constants["shift"], constants["width"], dtype)
         names = list(columns)
         for c, known in head["categories"].items():  # a value that is rare or unknown is 0 in all of them
@@ -346,8 +360,9 @@ def agree(summaries: Sequence[Mapping[str, Tensor]]) -> Message:
     """What all sites are told, from what each of them sent; refuses sites that do not fit together.
 
     Returns:
-        "n", training rows of all; "shift" and "width" [C], by which numeric columns are scaled; "labels", rows of each
-        class; "head": columns, categories, label values and class names.
+        "n", training rows of all; "shift" and "width" [C], by which numeric columns are scaled; with `impute` "fill" [C],
+        their means, for missing numbers; "labels", rows of each class; "head": columns, categories, label values and class
+        names.
     """
     if not summaries:
         raise FedsaddleError("no site has sent its summary: start at least one")
@@ -379,16 +394,28 @@ def agree(summaries: Sequence[Mapping[str, Tensor]]) -> Message:
             )
         order = [head["columns"].index(c) for c in first["columns"]] or list(range(len(own.mean)))
         blank = shape[0] - len(own.mean) if head["kind"] == "libsvm" else 0
-        own = _Moments(own.size, *(torch.nn.functional.pad(v[order], (0, blank)) for v in own[1:]))
+        size = own.size if len(own.size) == 1 else own.size[order]
+        own = _Moments(size, *(torch.nn.functional.pad(v[order], (0, blank)) for v in own[1:]))
         moments.append(own)
     total = moments[0]
     for own in moments[1:]:
         total = total.merged(own)
-    shift, width = torch.zeros_like(total.mean), torch.ones_like(total.mean)
+    n, mean, size, fill = (
+        torch.stack([s["n"] for s in summaries]).sum(0),
+        total.mean + total.rest,
+        total.size,
+        {},
+    )
+    if first["impute"] != "none":
+        for c, values in zip(first["columns"], total.size.tolist(), strict=True):
+            if values == 0:
+                raise FedsaddleError(
+                    f"column {c!r} has no number that a site may speak of: add it to drop at all sites"
+                )
+        size, fill = n, {"fill": mean}  # what is filled in has no deviation
+    shift, width = torch.zeros_like(mean), torch.ones_like(mean)
     if first["scale"] != "none":
-        shift, width = shift_and_width(
-            first["scale"], total.mean + total.rest, (total.m2 / total.size).sqrt(), total.min, total.max
-        )
+        shift, width = shift_and_width(first["scale"], mean, (total.m2 / size).sqrt(), total.min, total.max)
     counts = torch.zeros(len(classes), dtype=torch.float64)
     for head, s in zip(heads, summaries, strict=True):
         sides = [classes.index(t) for t in head["labels"] or ()] if first["positive"] is None else [0, 1]
@@ -403,11 +430,11 @@ def agree(summaries: Sequence[Mapping[str, Tensor]]) -> Message:
     }
     return {
         "head": _packed(agreed),
-        "n": torch.stack([s["n"] for s in summaries]).sum(0),
+        "n": n,
         "shift": shift,
         "width": width,
         "labels": counts,
-    }
+    } | fill
 
 
 def accepted(tree: Any) -> Message:
@@ -422,7 +449,10 @@ def accepted(tree: Any) -> Message:
             raise ValueError(f"samples of shape {shape}")
         sides = 2 if head["positive"] is not None else len(labels or ())
         lengths = dict.fromkeys(("mean", "rest", "m2", "min", "max"), shape[0])
-        lengths |= {"n": 1, "size": 1, "labels": sides}
+        gaps = head["impute"] != "none"
+        if gaps and len(columns) != shape[0]:
+            raise ValueError("gaps in columns without names")
+        lengths |= {"n": 1, "size": shape[0] if gaps else 1, "labels": sides}
         optional = () if head["scale"] in BY_RANGE else ("min", "max")
         for name, length in lengths.items():
             if name in optional and name not in summary:
@@ -433,7 +463,8 @@ def accepted(tree: Any) -> Message:
         rows = [*summary["n"].tolist(), *summary["labels"].tolist()]
         if (
             not 1 <= rows[0] <= MAX_ROWS
-            or summary["size"] < 1
+            or (summary["size"] < (0 if gaps else 1)).any()
+            or (gaps and (summary["size"] > rows[0]).any())
             or min(rows) < 0
             or sum(rows[1:]) not in (0, rows[0])
         ):
@@ -473,7 +504,7 @@ def _same(first: Tree, head: Tree) -> None:
         raise FedsaddleError(
             f"{here} has samples of shape {head['shape']}, {there} of {first['shape']}: give the same features"
         )
-    for key in ("scale", "positive", "classes"):
+    for key in ("scale", "impute", "positive", "classes"):
         if head[key] != first[key]:
             got, want = (quoted(v[key]) if v[key] is not None else "none" for v in (head, first))
             raise FedsaddleError(f"{here} has data.{key} = {got}, {there} {want}: agree on one")
@@ -520,7 +551,7 @@ def _by_number(text: str) -> tuple[float, str]:
 class _Moments(NamedTuple):
     """Statistics of columns [C]."""
 
-    size: Tensor  # [1], numbers in a column
+    size: Tensor  # [1], numbers in a column; [C] where they have gaps
     mean: Tensor
     rest: Tensor  # what rounding took from the mean; without it, 1e8 + u loses the eighth digit of u's deviation
     m2: Tensor
@@ -529,18 +560,26 @@ class _Moments(NamedTuple):
 
     def merged(self, other: _Moments) -> _Moments:
         """Those of both together, without cancellation (Chan, Golub and LeVeque 1979); the mean has twice the digits."""
-        n, delta = self.size + other.size, (other.mean - self.mean) + (other.rest - self.rest)
+        n = (self.size + other.size).clamp(min=1)
+        delta = (other.mean - self.mean) + (other.rest - self.rest)
         step = delta * (other.size / n)
         mean = self.mean + step
         back = mean - self.mean
         lost = (self.mean - (mean - back)) + (step - back)  # exact, whichever is larger (Knuth)
-        return _Moments(
-            n,
+        both = _Moments(
+            self.size + other.size,
             mean,
             self.rest + lost,
             self.m2 + other.m2 + delta**2 * (self.size * other.size / n),
             torch.minimum(self.min, other.min),
             torch.maximum(self.max, other.max),
+        )
+        mine, theirs = other.size == 0, self.size == 0  # of no numbers there are no statistics
+        return _Moments(
+            *(
+                torch.where(mine, a, torch.where(theirs, b, c))
+                for a, b, c in zip(self, other, both, strict=True)
+            )
         )
 
 
@@ -568,6 +607,18 @@ def _moments(x: Array) -> _Moments:
     return total
 
 
+def _by_column(x: Array, least: int) -> _Moments:
+    """Statistics of the numbers that there are in each column of x [n, C]; zeros where there are fewer than `least`."""
+    found = [_Moments(*torch.zeros(len(_Moments._fields), 0, dtype=torch.float64))]
+    for column in x.T:
+        own = column[~np.isnan(column)]
+        few = len(own) < least
+        found.append(
+            _Moments(*torch.zeros(len(_Moments._fields), 1).double()) if few else _moments(own[:, None])
+        )
+    return _Moments(*map(torch.cat, zip(*found, strict=True)))
+
+
 def _scaled(x: Array, shift: Tensor, width: Tensor, dtype: torch.dtype) -> Tensor:
     shift, width = (v.view(-1, *[1] * (x.ndim - 2)) for v in (shift, width))
     return torch.cat(
@@ -575,11 +626,14 @@ def _scaled(x: Array, shift: Tensor, width: Tensor, dtype: torch.dtype) -> Tenso
     )
 
 
-def _categories(column: Any, name: str) -> Array:
-    """A column's values as texts, none missing."""
+def _categories(column: Any, name: str, gaps: bool = False) -> Array:
+    """A column's values as texts; one that is missing is a value of its own, or refused."""
     values = column.to_numpy()
-    ingest.check_present(values, f"column {name!r}")
-    return np.array([text_of(v) for v in values.tolist()])
+    if not gaps:
+        ingest.check_present(values, f"column {name!r}")
+    absent = ingest.missing(values)
+    texts = zip(values.tolist(), absent.tolist(), strict=True)
+    return np.array([ingest.MISSING if gap else text_of(v) for v, gap in texts])
 
 
 def _frequent(values: Array, rare: int) -> list[str]:
@@ -625,11 +679,17 @@ def in_words(summary: Mapping[str, Tensor]) -> list[str]:
     names = head["columns"] or [
         f"channel {i}" if head["kind"] == "image" else str(i) for i in range(len(summary["mean"]))
     ]
-    deviation = (summary["m2"] / summary["size"]).sqrt()
+    size = summary["size"].expand(len(names))
+    deviation = (summary["m2"] / size).sqrt()
     for i, name in enumerate(names):
+        if size[i] == 0:
+            lines.append(f"column {name!r}: nothing, too few rows have a number")
+            continue
         line = f"column {name!r}: mean {float(summary['mean'][i]):.6g}, deviation {float(deviation[i]):.6g}"
         if "min" in summary:
             line += f", from {float(summary['min'][i]):.6g} to {float(summary['max'][i]):.6g}"
+        if head["impute"] != "none":
+            line += f", of {int(size[i])} rows"
         lines.append(line)
     lines += [f"column {c!r}: categories {short(values, 1000)}" for c, values in head["categories"].items()]
     if head["positive"] is not None:
@@ -706,7 +766,9 @@ def _holes(site: Site, frame: Any) -> list[str]:
         if c in site.data.drop:
             continue
         values = frame[c].to_numpy()
-        bad = ingest.missing(values) | (np.isinf(values) if values.dtype.kind == "f" else False)
+        bad = np.isinf(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
+        if site.data.impute == "none" or c in (site.data.label, site.data.together):
+            bad = bad | ingest.missing(values)
         if not bad.any():
             continue
         if len(found) == _MAX_NAMED:
@@ -728,8 +790,13 @@ def _doubts(site: Site, rows: Rows, summary: Message) -> Iterator[str]:
     if n < FEW_ROWS:
         yield f"{n} training rows are few: a site of this size adds little, and its numbers say much about single people"
     head = _unpacked(summary["head"])
-    constant = (summary["m2"] == 0).nonzero().flatten().tolist()
+    constant = ((summary["m2"] == 0) & (summary["size"] > 0)).nonzero().flatten().tolist()
     if head["columns"]:
+        for i in (summary["size"] == 0).nonzero().flatten().tolist()[:_MAX_NAMED]:
+            yield (
+                f"column {head['columns'][i]!r} has a number in fewer than {data.rare} training rows: other sites' mean "
+                "will stand in for nearly all of it; add it to drop at all sites if it is rare everywhere"
+            )
         for i in constant[:_MAX_NAMED]:
             value = f"{float(summary['mean'][i]):.6g}"
             yield f"column {head['columns'][i]!r} is {value} in all training rows: useful only if it differs at other sites"

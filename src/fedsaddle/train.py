@@ -659,7 +659,8 @@ class Run:
         from fedsaddle.export import RawModel
 
         of = self.federation
-        return RawModel(self.model, of.scaling, of.tangent, of.feature_names)
+        fill = None if of.filling is None else of.filling.values
+        return RawModel(self.model, of.scaling, of.tangent, of.feature_names, fill)
 
     @property
     def records(self) -> list[Record]:
@@ -776,15 +777,16 @@ def _class_counts(federation: Federation) -> list[list[int]] | None:
 
 
 def _sample(federation: Federation) -> Record | None:
-    """Shape and names of the features, and how they were scaled: what a trained model needs to be used."""
+    """Shape and names of the features, what fills gaps, and how they were scaled: what a model needs to be used."""
     if "x" not in federation.data:
         return None
-    scaling = federation.scaling
+    scaling, filling = federation.scaling, federation.filling
     return {
         "shape": list(federation.data["x"].shape[1:]),
         "features": list(federation.feature_names),
         "shift": None if scaling is None else scaling.shift.flatten().tolist(),
         "width": None if scaling is None else scaling.width.flatten().tolist(),
+        "fill": None if filling is None else filling.values.flatten().tolist(),
         "tangent": federation.tangent is not None,
     }
 

@@ -27,7 +27,7 @@ from fedsaddle.deploy.protocol import Reply, Request
 from fedsaddle.deploy.replies import check_size
 from fedsaddle.engines.flower import Deployment
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.federation import Federation, Scaling
+from fedsaddle.federation import Federation, Filling, Scaling
 from fedsaddle.folder import locked, write_whole
 from fedsaddle.sites import accepted, agree
 from fedsaddle.train import Run
@@ -231,6 +231,11 @@ def outline(names: Sequence[str], summaries: Sequence[Summary], constants: Summa
         torch.nn.functional.pad(constants["shift"], (0, categories)).view(ends),
         torch.nn.functional.pad(constants["width"], (0, categories), value=1.0).view(ends),
     )
+    filling = None
+    if "fill" in constants:
+        filling = Filling(
+            "mean", torch.nn.functional.pad(constants["fill"], (0, categories)).view(ends), None
+        )
     return Federation(
         {"x": x, "y": torch.cat(y)},
         offsets,
@@ -238,6 +243,7 @@ def outline(names: Sequence[str], summaries: Sequence[Summary], constants: Summa
         tuple(head["classes"]),
         tuple(features),
         scaling=scaling,
+        filling=filling,
     )
 
 

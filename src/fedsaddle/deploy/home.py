@@ -291,6 +291,7 @@ positive = "1"              # its value that counts as positive
 scale = "standard"          # agreed over all sites
 test = 0.2                  # share of the rows held out for testing, here at the site
 # drop = ["patient_id"]     # columns that are not features
+# impute = "mean"           # of a column over all sites, for its missing values, which are refused else
 """
 
 _APP = """\
@@ -336,10 +337,10 @@ connection, and fedsaddle, which does the work; they speak over a port of 127.0.
 secret made at each start. The site runs only the fedsaddle that you installed, and a model of one's own only if
 `modules` in `site.toml` names it. What the SuperNode says stands in `supernode.log`.
 
-What leaves the site: at set-up the number of rows, means and deviations of columns (scaled by unit or symmetric also the
-smallest and largest value), the categories that are not rare, and counts of the label; in each round numbers of the model's
-size (its parameters after local training), and for the AUC over all sites counts of scores. Rows, names and numbers of
-persons do not.
+What leaves the site: at set-up the number of rows, means and deviations of columns (with gaps filled also how many rows
+have a value; scaled by unit or symmetric also the smallest and largest value), the categories that are not rare, and
+counts of the label; in each round numbers of the model's size (its parameters after local training), and for the AUC over
+all sites counts of scores. Rows, names and numbers of persons do not.
 
 What a site remembers between rounds is kept in the folder `{name}.memory` beside the data. Do not delete it while a run is
 going on.

@@ -266,7 +266,10 @@ def _only(federation: Federation, clients: list[int]) -> Federation:
     data = {k: torch.cat([part[k] for part in own]) for k in federation.data}
     offsets = torch.nn.functional.pad(federation.sizes[clients].cumsum(0), (1, 0))
     names = tuple(federation.names[i] for i in clients)
-    return replace(federation, data=data, offsets=offsets, names=names, test=None, valid=None)
+    filling = federation.filling and federation.filling.fixed()
+    return replace(
+        federation, data=data, offsets=offsets, names=names, test=None, valid=None, filling=filling
+    )
 
 
 def _flat(tree: Any) -> Tensor | None:
