@@ -58,7 +58,7 @@ def main() -> None:
     compiled = cohort.compiled
     parts = {
         "stacked": [
-            (cohort, "minibatches", "sampling"),
+            (cohort, "rows_of_steps", "sampling"),
             (cohort.Cohort, "_gathered", "gathering"),
             (AUC, "field", "field"),
             (cohort, "local_steps", "all local steps"),
@@ -71,9 +71,9 @@ def main() -> None:
         turn.rounds_per_second(5)
         alone = args.rounds / turn.rounds_per_second(args.rounds)
         if engine == "compiled":  # what the compiler made is called through `compiled`
-            names = {"minibatches": "sampling", "local_steps": "all local steps"}
+            names = {"rows_of_steps": "sampling", "local_steps": "all local steps"}
             made = {
-                f: timed(names[f.__name__], compiled(f)) for f in (cohort.minibatches, cohort.local_steps)
+                f: timed(names[f.__name__], compiled(f)) for f in (cohort.rows_of_steps, cohort.local_steps)
             }
             cohort.compiled = made.__getitem__  # type: ignore[assignment]
         spent.clear()

@@ -149,11 +149,12 @@ class Cohort:
             for _ in range(steps):
                 carry = step(carry, batch)
             return carry
-        run, draw, block = local_steps, minibatches, 1
+        run, block = local_steps, 1
+        draw: Callable[..., Any] = minibatches if self.sides is not None else rows_of_steps
         if self.compile:
             run, block = compiled(local_steps), self._unrolled(steps)
             if not self.ids.is_cuda:  # Triton takes a 64-bit constant for a 32-bit one
-                draw = compiled(minibatches)
+                draw = compiled(draw)
         ids, first, sizes, key = self._distinct()
         at_once = max(1, _INDICES_AT_ONCE // (ids.numel() * size * block)) * block
         if later is not None:
@@ -164,13 +165,12 @@ class Cohort:
         outputs: list[Any] = []
         for start in range(begin, end, at_once):
             todo = range(start, min(start + at_once, end))
-            places = None
             if self.sides is not None:
                 rows, places, w = self._pairs(draw, todo, size, sampling)
+                rows, w = rows + first.unsqueeze(-1), w.to(self._like)
             else:
-                rows, w = draw(key, todo, ids, sizes, size, sampling, later=later)
-                places = rows if numbered else None
-            rows, w = rows + first.unsqueeze(-1), w.to(self._like)
+                drawing = (key, todo, ids, sizes, size, sampling)
+                rows, w, places = draw(first, self._like.dtype, numbered, later, *drawing)
             for t in range(0, len(todo), block):
                 of, now = slice(t, t + block), slice(start - begin + t, start - begin + t + block)
                 some = tree_map(lambda v, now=now: v[..., now, :], inputs)
@@ -351,6 +351,14 @@ class Cohort:
         on_x = torch.arange(self.problem.n_x + self.problem.n_y, device=self._like.device) < self.problem.n_x
         x, y = (v if isinstance(v, Tensor) else self._like.new_full((), v) for v in (x, y))
         return torch.where(on_x, x, y)
+
+
+def rows_of_steps(
+    first: Tensor, dtype: torch.dtype, numbered: bool, later: Tensor | None, *drawing: Any
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Minibatches as rows of the data [T, ..., S, B] and weights; if numbered, also as rows of each client's own data."""
+    own, w = minibatches(*drawing, False, later)
+    return own + first.unsqueeze(-1), w.to(dtype), own if numbered else None
 
 
 def local_steps(
