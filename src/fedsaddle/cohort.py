@@ -169,8 +169,8 @@ class Cohort:
                 rows, places, w = self._pairs(draw, todo, size, sampling)
                 rows, w = rows + first.unsqueeze(-1), w.to(self._like)
             else:
-                drawing = (key, todo, ids, sizes, size, sampling)
-                rows, w, places = draw(first, self._like.dtype, numbered, later, *drawing)
+                how = self._batching, later, first, self._like.dtype, numbered
+                rows, w, places = draw(key, todo, ids, sizes, *how)
             for t in range(0, len(todo), block):
                 of, now = slice(t, t + block), slice(start - begin + t, start - begin + t + block)
                 some = tree_map(lambda v, now=now: v[..., now, :], inputs)
@@ -354,10 +354,19 @@ class Cohort:
 
 
 def rows_of_steps(
-    first: Tensor, dtype: torch.dtype, numbered: bool, later: Tensor | None, *drawing: Any
+    key: Tensor,
+    steps: range,
+    ids: Tensor,
+    sizes: Tensor,
+    batching: Batching,
+    later: Tensor | None,
+    first: Tensor,
+    dtype: torch.dtype,
+    numbered: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Minibatches as rows of the data [T, ..., S, B] and weights; if numbered, also as rows of each client's own data."""
-    own, w = minibatches(*drawing, False, later)
+    assert batching.size is not None
+    own, w = minibatches(key, steps, ids, sizes, batching.size, batching.sampling, later=later)
     return own + first.unsqueeze(-1), w.to(dtype), own if numbered else None
 
 
