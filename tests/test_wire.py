@@ -7,7 +7,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pytest
@@ -31,10 +31,15 @@ class Pair(NamedTuple):
     b: Any
 
 
+class Sized(Protocol):
+    size: int
+
+
 class Typed(NamedTuple):
     z: torch.Tensor
     n: int | None
     ends: tuple[float, float] | None
+    size: Sized | None = None
 
 
 CLASSES = {f"{kind.__module__}:{kind.__name__}": kind for kind in (Pair, Typed)}
@@ -165,6 +170,8 @@ def test_bytes_that_are_no_tree_are_refused(
 def test_what_annotations_promise_is_let_through() -> None:
     for tree in (Typed(torch.ones(2), None, None), Typed(torch.ones(2), 3, (1, 2.5))):
         assert same(unpack(pack(tree), CLASSES), tree)
+    with pytest.raises(Garbled, match=r"^wire: Typed.n is a str, where the class says int \| None$"):
+        unpack(pack(Typed(torch.ones(1), "2", None)), CLASSES)  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_sent_is_refused() -> None:

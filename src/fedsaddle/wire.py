@@ -130,7 +130,8 @@ def unpack(data: bytes, classes: Classes, held: Held | None = None, keep: Keep |
         named = kind(*(made(p) for p in part["parts"]))
         for field, hint in _hints(kind).items():
             if not _fits(getattr(named, field), hint):
-                raise Garbled(f"wire: {kind.__name__}.{field} is a {type(getattr(named, field)).__name__}")
+                got, said = type(getattr(named, field)).__name__, getattr(hint, "__name__", hint)
+                raise Garbled(f"wire: {kind.__name__}.{field} is a {got}, where the class says {said}")
         return named
 
     try:
@@ -189,7 +190,10 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, Tensor | Each)
     if hint is float:
         return isinstance(value, int | float)
-    return hint is Any or not isinstance(hint, type) or isinstance(value, hint)
+    try:
+        return hint is Any or not isinstance(hint, type) or isinstance(value, hint)
+    except TypeError:  # a protocol, of which nothing is known at run time
+        return True
 
 
 def _opened(data: bytes) -> tuple[Any, dict[str, Tensor]]:
