@@ -355,6 +355,26 @@ def test_dual_from_statistics_is_the_optimal_dual(dual, margin):
         assert dual_value.item() == pytest.approx(problem.optimal_dual(x_mean).item(), abs=1e-12)
 
 
+def test_dual_by_samples_is_the_optimal_dual_of_the_pool():
+    """Whatever the classes' shares at the clients, weights by samples give the pool's class means."""
+    rng = np.random.default_rng(1)
+    fed = federation(
+        *(
+            {"x": rng.normal(size=(n, 3)) + n, "y": (np.arange(n) < pos).astype(int)}
+            for n, pos in ((40, 2), (9, 8), (5, 0))
+        )
+    )
+    engine = connect(AUC(nn.Linear(3, 1), p="pooled"), fed)
+    cohort, problem = engine.cohort(np.arange(3), 0), engine.problem
+    z = torch.cat([torch.ones(1, 3), torch.zeros(1, 4)], 1).double()
+    n = engine.size_weights.unsqueeze(-1)
+    means = cohort.full_mean(lambda data: problem.coupling(cohort.each(z), data))
+    best = problem.optimal_dual((means * n).sum() / n.sum()).item()
+    statistics = problem.dual_statistics(cohort.each(z), cohort.batch(100))
+    assert problem.dual_from(statistics, n).item() == pytest.approx(best, abs=1e-12)
+    assert abs(problem.dual_from(statistics).item() - best) > 0.1
+
+
 def test_dual_without_one_class_is_inherited():
     """No participant drew a positive sample: CODA's dual is not defined, and must not become nan."""
     rng = np.random.default_rng(0)

@@ -206,7 +206,7 @@ MUTATIONS = [
     Mutation("CODA+ ignores sample weights", coda, "last), weights=self.weights", "last)", by("coda_plus-samples")),
     Mutation("CODA's dual ignores sample weights", coda, "dual_from(statistics, weights)", "dual_from(statistics)", by("coda-samples")),
     Mutation("CODA's weights do not follow the participants", coda, "size_weights[ids]", "size_weights[: len(ids)]", by("coda-samples")),
-    Mutation("owners of a class weigh equally", auc, "owners = w * (n > 0)", "owners = (n > 0)", by("coda-samples")),
+    Mutation("owners of a class weigh equally", auc, "weights * n / (s.n_pos", "weights * (n > 0) / (s.n_pos", by("coda-samples")),
     Mutation("the share of weighted clients is M/N", clients, "if per is None:\n            return one, answered", "if True:\n            return one, answered", by("codasca-samples-some")),
     Mutation("weighted variates are the participants' alone", codasca, "share * mean.dc", "mean.dc", harness.corrected_by_samples(harness.Uniform(3))),
     Mutation("weights do not follow the participants", clients, "own = per[at] if per.ndim == 1", "own = per[: len(at)] if per.ndim == 1", by("fedavg-samples-some")),
@@ -253,8 +253,8 @@ MUTATIONS = [
     # ---- CODA's dual
     Mutation("CODA inherits its dual", coda, "torch.where(new.isfinite(), new, alpha)", "alpha", by("coda")),
     Mutation("CODA's dual has the wrong sign", auc, "mean(s.neg, s.n_neg) - mean(s.pos, s.n_pos)", "mean(s.pos, s.n_pos) - mean(s.neg, s.n_neg)", by("coda")),
-    Mutation("CODA drops clients with one class", auc, "owners = w * (n > 0).to(n)", "owners = ((s.n_pos > 0) & (s.n_neg > 0)).to(n); total = total * owners", by("coda")),
-    Mutation("CODA divides by all clients", auc, "/ owners.sum(", "/ torch.ones_like(owners).sum(", by("coda")),
+    Mutation("CODA drops clients with one class", auc, "(n > 0).to(n) if weights is None", "((s.n_pos > 0) & (s.n_neg > 0)).to(n) if weights is None", by("coda")),
+    Mutation("CODA divides by all clients", auc, "/ share.sum(", "/ torch.ones_like(share).sum(", by("coda")),
     Mutation("CODA counts absent slots", auc, "torch.where(mask & present, values, 0.0)", "torch.where(mask, values, 0.0)", by("coda")),
     Mutation("CODA's dual of another margin", auc, "(self.margin + alpha).clamp", "(1 + alpha).clamp", partial(test_core.test_dual_from_statistics_is_the_optimal_dual, "margin", 0.4)),
     # ---- AUC

@@ -171,14 +171,14 @@ class Clients(ABC):
     # ---- what an algorithm calls -------------------------------------------------------------------------
 
     def mean(
-        self, work: Work, message: Any, *, who: Draw | None = None, weights: Tensor | str = "clients"
+        self, work: Work, message: Any, *, who: Draw | None = None, weights: Tensor | str | None = "clients"
     ) -> tuple[Any, float | Tensor]:
         """One phase: send `message`, run `work` on every participant, average the replies.
 
         Args:
             who: participants; by default the round's.
-            weights: "clients" (each participant equally), "samples" (by local sample count), or one weight a client [N],
-                with replicas [R, N].
+            weights: "clients" or None (each participant equally), "samples" (by local sample count), or one weight a
+                client [N], with replicas [R, N].
 
         Returns:
             the mean reply, every tensor [1, k] (rows [S, k] where the reply is marked `Each`), and the share of all
@@ -187,7 +187,7 @@ class Clients(ABC):
         per: Tensor | None  # weight of each client
         if isinstance(weights, Tensor):
             per = weights.to("cpu", torch.float64)
-        elif weights in ("clients", "samples"):
+        elif weights in ("clients", "samples", None):
             per = self.size_weights if weights == "samples" else None
         else:
             raise FedsaddleError(

@@ -259,12 +259,13 @@ def read(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Tree:
     return tree
 
 
-def resolve(tree: Mapping[str, Any], name: str = "run") -> Config:
+def resolve(tree: Mapping[str, Any], name: str = "run", rehearse: bool = True) -> Config:
     """Check a parsed file and fill in its defaults; raises a FedsaddleError of one line.
 
     Args:
         tree: sections as nested dicts.
         name: of the run, unless the tree gives one.
+        rehearse: also build what it describes, on a small scale; else only names and types are checked.
     """
     known = ("name", *SECTIONS)
     for section, value in tree.items():
@@ -288,7 +289,8 @@ def resolve(tree: Mapping[str, Any], name: str = "run") -> Config:
                     out[section][i]["first"] = {k: first[k] for k in _OF_FIRST if k in first}
         else:
             out[section] = filled(section, given, section, out.get("data"))
-    _rehearse(out)
+    if rehearse:
+        _rehearse(out)
     return Config(out)
 
 

@@ -82,11 +82,11 @@ class Journal:
         return self._done[key_of(config)]
 
     def _renew(self) -> None:
-        """A run that was written down before some option existed ran with what is now that option's default."""
+        """A run that was written down before some option existed ran with what is now its default (CONTRIBUTING.md)."""
         self._renewed = True
         for text, entry in list(self._done.items()):
             with suppress(FedsaddleError, tomllib.TOMLDecodeError):
-                self._done.setdefault(key_of(configs.resolve(tomllib.loads(text))), entry)
+                self._done.setdefault(key_of(configs.resolve(tomllib.loads(text), rehearse=False)), entry)
 
     def add(self, entries: Sequence[Entry]) -> None:
         """Write down finished runs."""

@@ -222,10 +222,16 @@ class Split:
     Args:
         federation: the part: training, validation or test data.
         offload: keep what has more than one number a sample on the CPU, and bring it over piece by piece.
+        weights: clients count equally in the objective ("clients") or by their sample counts ("samples").
     """
 
     def __init__(
-        self, federation: Federation, device: torch.device, dtype: torch.dtype, offload: bool = False
+        self,
+        federation: Federation,
+        device: torch.device,
+        dtype: torch.dtype,
+        offload: bool = False,
+        weights: str = "clients",
     ) -> None:
         self._device = device
         self.data = federation.on_device(torch.device("cpu") if offload else device, dtype)
@@ -234,12 +240,13 @@ class Split:
         self.n_clients = federation.n_clients
         self.owner = torch.repeat_interleave(torch.arange(self.n_clients), federation.sizes).to(device)
         n = federation.sizes.to(device, torch.float64)
-        self.weights = (1.0 / (self.n_clients * n))[self.owner].to(dtype)
+        each = 1.0 / (self.n_clients * n) if weights == "clients" else (1.0 / n.sum()).expand_as(n)
+        self.weights = each[self.owner].to(dtype)
         per_sample = sum(v[0].numel() for v in self.data.values())
         self._rows = max(1, _NUMBERS_AT_ONCE // per_sample)
 
     def pieces(self, replicas: int = 1) -> Iterator[Batch]:
-        """All samples as if of one client, weighted so that every client counts equally: fields [1, B, ...].
+        """All samples as if of one client, weighted as the objective has it: fields [1, B, ...].
 
         Args:
             replicas: of how many models outputs are computed at once; more make smaller pieces.

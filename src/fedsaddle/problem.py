@@ -142,9 +142,9 @@ class Problem(ABC):
         return out.squeeze(0)
 
     @property
-    def only_for_weights(self) -> str | None:
-        """The clients' weights, "clients" or "samples", that its constants are agreed on for; None: any."""
-        return None
+    def of_equal_clients(self) -> bool:
+        """Whether it has constants that are right only where clients count equally."""
+        return False
 
     @property
     def has_dual_statistics(self) -> bool:

@@ -248,7 +248,9 @@ class Run:
         self.clients = machine.clients(problem, federation, participation, batching, seed)
         parts = {"train": federation, "valid": federation.valid, "test": federation.test}
         self._splits = {
-            k: Split(v, machine.device, machine.dtype, machine.offload)
+            k: Split(
+                v, machine.device, machine.dtype, machine.offload, getattr(algorithm, "weights", "clients")
+            )
             for k, v in parts.items()
             if v is not None and self.clients.writes and not self.clients.remote
         }

@@ -130,8 +130,7 @@ def unpack(data: bytes, classes: Classes, held: Held | None = None, keep: Keep |
         named = kind(*(made(p) for p in part["parts"]))
         for field, hint in _hints(kind).items():
             if not _fits(getattr(named, field), hint):
-                got, said = type(getattr(named, field)).__name__, getattr(hint, "__name__", hint)
-                raise Garbled(f"wire: {kind.__name__}.{field} is a {got}, where the class says {said}")
+                raise Garbled(f"wire: {kind.__name__}.{field} is a {type(getattr(named, field)).__name__}")
         return named
 
     try:
@@ -170,11 +169,8 @@ def tensors_of(tree: Any, marked: bool = True) -> Iterable[tuple[str, Tensor]]:
 
 @cache
 def _hints(kind: type) -> Mapping[str, Any]:
-    """Of which type a NamedTuple's fields are; nothing where its module does not have the names at run time."""
-    try:
-        return get_type_hints(kind)
-    except NameError:
-        return {}
+    """Of which type the fields of the package's own NamedTuples are; annotations of others are their authors' affair."""
+    return get_type_hints(kind) if kind.__module__.partition(".")[0] == __package__ else {}
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -190,10 +186,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, Tensor | Each)
     if hint is float:
         return isinstance(value, int | float)
-    try:
-        return hint is Any or not isinstance(hint, type) or isinstance(value, hint)
-    except TypeError:  # a protocol, of which nothing is known at run time
-        return True
+    return hint is Any or not isinstance(hint, type) or isinstance(value, hint)
 
 
 def _opened(data: bytes) -> tuple[Any, dict[str, Tensor]]:

@@ -243,20 +243,22 @@ def coda(field, who, N, z0, n_x, rounds, *, lr, local_steps, gamma, dual, **opti
 
 
 def coda_auc_dual(scores, labels, weights=None):
-    """Mean of clients' mean negative scores minus mean of clients' mean positive scores.
+    """Mean of negative scores minus mean of positive scores.
 
-    scores, labels: one array per client; each mean is over the clients that own the class, by their weights.
+    scores, labels: one array per client. Without weights each mean is over the means of the clients that own the class; with
+    them over all samples, a sample of client k having weight w_k / m_k, m_k how many were drawn there.
     """
-    means = {True: [], False: []}
-    for h, y, w in zip(scores, labels, _ones(weights, len(scores)), strict=True):
-        for positive, owned in means.items():
+    means = []
+    for positive in (True, False):
+        owned = []
+        for k, (h, y) in enumerate(zip(scores, labels, strict=True)):
             own = [h[i] for i in range(len(y)) if (y[i] == 1) == positive]
-            if own:
-                owned.append((w, sum(own) / len(own)))
-    positive, negative = (
-        sum(w * m for w, m in means[side]) / sum(w for w, _ in means[side]) for side in means
-    )
-    return negative - positive
+            if own and weights is None:
+                owned.append((1.0, sum(own) / len(own)))
+            elif own:
+                owned += [(weights[k] / len(y), value) for value in own]
+        means.append(sum(w * m for w, m in owned) / sum(w for w, _ in owned))
+    return means[1] - means[0]
 
 
 def codasca(

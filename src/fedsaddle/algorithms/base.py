@@ -73,7 +73,7 @@ class Algorithm(ABC):
                 f"{me}: cannot learn {it}, whose losses are of pairs of samples at different clients; use CyCpPairwise or "
                 "RSPairwise, or pose the problem as AUC"
             )
-        if getattr(self, "weights", "clients") == "samples" and problem.only_for_weights == "clients":
+        if getattr(self, "weights", "clients") == "samples" and problem.of_equal_clients:
             warnings.warn(
                 f"{type(self).__name__}: weights = 'samples' with p = 'client_mean' gives one class more weight than the "
                 "other where sites are unequal, and can cost AUC; use p = 'pooled'",

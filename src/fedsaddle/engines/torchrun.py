@@ -138,7 +138,7 @@ class Torchrun(Simulation):
     # ---- all clients -------------------------------------------------------------------------------------
 
     def mean(
-        self, work: Work, message: Any, *, who: Draw | None = None, weights: Tensor | str = "clients"
+        self, work: Work, message: Any, *, who: Draw | None = None, weights: Tensor | str | None = "clients"
     ) -> tuple[Any, float | Tensor]:
         mean = super().mean
 

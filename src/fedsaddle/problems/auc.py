@@ -188,8 +188,8 @@ class AUC(ModelProblem):
         return self.p
 
     @property
-    def only_for_weights(self) -> str | None:
-        return {"client_mean": "clients", "pooled": "samples"}.get(str(self.p))
+    def of_equal_clients(self) -> bool:
+        return self.p == "client_mean"
 
     def prepare(self, clients: Clients) -> Self:
         if not isinstance(self.p, str):
@@ -232,14 +232,17 @@ class AUC(ModelProblem):
         return ClassSums(total(h, pos), total(one, pos), total(h, ~pos), total(one, ~pos))
 
     def dual_from(self, statistics: ClassSums, weights: Tensor | None = None) -> Tensor:
-        """alpha = E[h|-] - E[h|+], each averaged over the clients that own the class: [1, 1]; NaN if none does."""
-        w = 1.0 if weights is None else weights
+        """alpha = E[h|-] - E[h|+]: [1, 1]; NaN if a class is nowhere.
+
+        Without weights each is averaged over the clients that own the class. With them it is that of the mixture in which
+        a client has its weight, so its weight in a class is in proportion to its share of that class.
+        """
+        s = statistics
 
         def mean(total: Tensor, n: Tensor) -> Tensor:
-            owners = w * (n > 0).to(n)
-            return (w * total / n.clamp(min=1)).sum(-2, keepdim=True) / owners.sum(-2, keepdim=True)
+            share = (n > 0).to(n) if weights is None else weights * n / (s.n_pos + s.n_neg).clamp(min=1)
+            return (share * total / n.clamp(min=1)).sum(-2, keepdim=True) / share.sum(-2, keepdim=True)
 
-        s = statistics
         alpha = mean(s.neg, s.n_neg) - mean(s.pos, s.n_pos)
         return alpha if self.dual == "gradient" else (self.margin + alpha).clamp(0.0, _LARGEST_DUAL)
 

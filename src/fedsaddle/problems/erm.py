@@ -31,7 +31,7 @@ class ERM(ModelProblem):
             "squared" (h - y)^2 / 2; "one_hot" ||h - (e_y - 1/C)||^2 / 2, squared loss for classes (e_y: 1 at y, else 0).
         positive: which class index counts as positive under "logistic" and in the reported AUC.
         monitors: whether an evaluation also goes over the training data, for loss, gradient, accuracy there and, where
-            clients own no test data, how they differ. With a large network that may take longer than training.
+            clients own no test data, how they differ (in regression always). With a large network that may take long.
 
     Example:
         >>> import fedsaddle as fs, torch
