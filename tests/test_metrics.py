@@ -144,6 +144,15 @@ def test_many_scorings_are_computed_in_slices(monkeypatch):
     torch.testing.assert_close(metrics.aucs(scores, positive, owner, 4), whole)
 
 
+@pytest.mark.parametrize("weights", ["clients", "samples"])
+def test_the_gradient_of_phi_vanishes_where_training_by_these_weights_ends(weights: str) -> None:
+    fed = _federation(sizes=(60, 8, 5))
+    problem = fs.AUC(torch.nn.Linear(3, 1), p="pooled" if weights == "samples" else "client_mean")
+    algorithm = fs.CODASCA(lr=0.2, local_steps=5, weights=weights)
+    run = fs.train(problem, algorithm, fed, rounds=300, batch_size=None, dtype="float64", progress=False)
+    assert run.metrics["grad_phi"] < 1e-6 and run.metrics["dual_distance"] < 1e-6
+
+
 @pytest.mark.parametrize("problem", [fs.AUC, fs.ERM, fs.PairwiseAUC])
 def test_without_monitors_training_data_are_left_alone(problem: type[fs.Problem], monkeypatch) -> None:
     looked: list[str] = []

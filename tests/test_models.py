@@ -367,3 +367,13 @@ def test_check_refuses(model: nn.Module, message: str) -> None:
 
 def test_docstring_examples() -> None:
     assert doctest.testmod(models) == (0, 2)
+
+
+def test_a_model_of_a_wrong_size_is_refused_before_it_is_allocated() -> None:
+    before = torch.get_rng_state()
+    with pytest.raises(
+        FedsaddleError,
+        match=r"^model: mlp would have 103,079,215,105 parameters, more than 2,147,483,648: make",
+    ):
+        models.build("mlp", (10,), 1, hidden=[2**33])
+    assert torch.equal(torch.get_rng_state(), before)

@@ -24,6 +24,9 @@ from fedsaddle.errors import FedsaddleError
 __all__ = ["CNN", "MLP", "MODELS", "DenseNet121", "Linear", "ResNet18", "build", "check", "group_norm"]
 
 
+MAX_PARAMETERS = 2**31  # 8 GiB; more is a wrong number
+
+
 class Linear(nn.Sequential):
     """An affine map of the flattened sample.
 
@@ -191,6 +194,12 @@ def build(name: str, sample_shape: Sequence[int], outputs: int = 1, **options: o
     for key in options:
         if key not in valid:
             raise FedsaddleError(f"model {name!r} has no option {key!r}; its options are: {', '.join(valid)}")
+    with torch.device("meta"):  # nothing is allocated yet
+        sizes = [p.numel() for p in MODELS[name](**derived, outputs=outputs, **options).parameters()]
+    if sum(sizes) > MAX_PARAMETERS:
+        raise FedsaddleError(
+            f"model: {name} would have {sum(sizes):,} parameters, more than {MAX_PARAMETERS:,}: make it smaller"
+        )
     return MODELS[name](**derived, outputs=outputs, **options)
 
 

@@ -241,6 +241,13 @@ class Run:
             )
         problem.check(federation)
         algorithm.check(problem)
+        if machine.aggregation == "median" and getattr(algorithm, "weights", "clients") == "samples":
+            warnings.warn(
+                f"{type(algorithm).__name__}: the median counts every reply once, so weights = 'samples' has no effect; "
+                "trimmed_mean weighs",
+                stacklevel=3,
+            )
+            algorithm = replace(algorithm, **{"weights": "clients"})
         participation.validate(federation.n_clients)
         self.algorithm, self.federation, self.rounds, self.seed = algorithm, federation, rounds, seed
         self.eval_every = eval_every or max(1, rounds // 50)
