@@ -390,6 +390,7 @@ def test_mistakes_in_files(fedsaddle: Command) -> None:
     refused(fedsaddle("compare", "foldr"), "foldr: is not a folder; did you mean 'folder'?")
     Path("table.csv").write_text("a,b\n1,2\n")
     refused(fedsaddle("run", "table.csv"), "fedsaddle new --data table.csv")
+    refused(fedsaddle("resume", "table.csv"), "table.csv: is not a folder; name the folder of a run")
     Path("broken.toml").write_text("[data\nname = 3")
     refused(fedsaddle("run", "broken.toml"), "broken.toml: is not valid TOML: ")
     Path("latin.toml").write_bytes('name = "Köln"'.encode("latin-1"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from sklearn.impute import SimpleImputer
 
 import fedsaddle as fs
 from fedsaddle import Federation, FedsaddleError, config, export_onnx, load_model
+from fedsaddle.export import RawModel
 
 NAN = float("nan")
 
@@ -119,6 +121,66 @@ def test_files_with_gaps(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def typed() -> pd.DataFrame:
+    """Gaps in columns of every type that pandas has for them."""
+    return pd.DataFrame(
+        {
+            "smoker": [True, None, False, True, True, None],  # objects
+            "beds": pd.array([1, 2, None, 4, 5, 6], dtype="Int64"),
+            "icu": pd.array([True, None, False, None, True, True], dtype="boolean"),
+            "grade": pd.Categorical([1, 2, None, 2, 1, 1]),  # whose numbers are names
+            "clinic": list("nnnsss"),
+            "died": [0, 1, 0, 1, 0, 1],
+        }
+    )
+
+
+FILLED = [
+    [1, 1, 1, 1, 0, 0],
+    [1, 2, 1, 0, 1, 0],
+    [0, 4, 0, 0, 0, 1],
+    [1, 4, 1, 0, 1, 0],
+    [1, 5, 1, 1, 0, 0],
+    [1, 6, 1, 1, 0, 0],
+]
+
+
+def test_gaps_in_columns_of_every_type() -> None:
+    """True and False are 1 and 0, in a federation, a test frame and the rows of a trained model."""
+    table = typed()
+    fed = built(table)
+    assert fed.feature_names == ("smoker", "beds", "icu", "grade=1", "grade=2", "grade=missing")
+    assert fed.data["x"].tolist() == FILLED and fed.filling is not None
+    test = fed.with_test(table.drop(columns=["clinic", "died"]), table["died"]).test
+    assert test is not None and test.data["x"].tolist() == FILLED
+    linear = torch.nn.Linear(6, 1)
+    model = RawModel(linear, None, features=fed.feature_names, fill=fed.filling.values)
+    assert model.rows(table).isnan().sum(0).tolist() == [2, 1, 2, 0, 0, 0]
+    assert torch.equal(model(model.rows(table)), linear(fed.data["x"]))
+
+
+def test_true_and_false_with_gaps_in_one_file_and_without_in_another(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("smoker,y\nTrue,0\n,1\nFalse,0\nTrue,1\n")
+    (tmp_path / "b.csv").write_text("smoker,y\nFalse,0\nTrue,1\n")
+    fed = Federation.from_files(tmp_path, label="y", impute="mean")
+    assert fed.feature_names == ("smoker",)
+    assert np.allclose(fed.data["x"][:, 0], [1, 0.6, 0, 1, 0, 1])
+    with pytest.raises(FedsaddleError, match=r"a.csv: 1 column has gaps \('smoker' 1 of 6 rows\).*line 3"):
+        Federation.from_files(tmp_path, label="y")
+
+
+@pytest.mark.parametrize("blank", [None, NAN, pd.NA])
+def test_a_column_of_text_may_be_blank_in_a_test_frame(blank: Any) -> None:
+    table = patients()
+    fed = built(table)
+    new = table[:5].drop(columns=["clinic", "died"]).assign(sex=blank)
+    test = fed.with_test(new, table["died"][:5]).test
+    assert test is not None and test.data["x"][:, 3:].tolist() == [[0, 0, 1]] * 5
+    whole = built(table.assign(sex="f", age=1.0))  # no gap in training, so that the model knows none
+    with pytest.raises(FedsaddleError, match="x has 'sex=missing', which the training data have not"):
+        whole.with_test(new, table["died"][:5])
+
+
 @pytest.mark.parametrize(
     ("says", "call"),
     [
@@ -144,6 +206,27 @@ def test_files_with_gaps(tmp_path: Path) -> None:
         ),
         ("impute must be 'none', 'median' or 'mean', got 'mode'", lambda t: built(t, impute="mode")),
         ("3 columns have gaps ('age'", lambda t: built(t, impute="none")),
+        ("row 0: give impute=", lambda t: built(t.assign(age=[NAN] * 90)[["age", "clinic", "died"]], impute="none")),
+        (
+            "row 1: build the federation with impute=\"median\" to fill them, or drop the rows",
+            lambda t: built(t[["row", "clinic", "died"]], impute="none").with_test(pd.DataFrame({"row": [1, NAN]}), [0, 1]),
+        ),
+        (
+            "column 0: build the federation with impute=",
+            lambda t: Federation.from_arrays([[1.0]] * 2, clients=[0, 1]).with_test([[NAN]]),
+        ),
+        (
+            "impute='mean' fills gaps of x, and there is no x: leave impute out",
+            lambda t: Federation.from_arrays(a=[1.0, NAN], clients=[0, 1], impute="mean"),
+        ),
+        (
+            "filling.gaps must have the shape of x, [90, 2], got [90, 6]: replace filling= with x, by None",
+            lambda t: dataclasses.replace(built(t), data={"x": torch.zeros(90, 2)}),
+        ),
+        (
+            "filling.gaps must have the shape of x, none, got [90, 6]",
+            lambda t: dataclasses.replace(built(t), data={"y": torch.zeros(90)}),
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_filled_is_refused(says: str, call: Callable[[pd.DataFrame], Any]) -> None:

@@ -91,6 +91,7 @@ def test_what_to_do_about_a_table_is_said(fedsaddle: Callable[..., Done]) -> Non
     frame["troponin"] = [1.5, None] * 120
     frame["case_id"] = frame["patient_id"].where(frame.index > 4)  # with gaps pandas reads 7 as 7.0
     frame.loc[:29, "sex"] = None
+    frame["smoker"] = [True, False, None] * 80
     frame.loc[frame["hospital"] == "north", "died"] = "no"
     frame.to_csv("all.csv", index=False)
     said = fedsaddle("new", "p", "--data", "all.csv").out
@@ -102,6 +103,7 @@ def test_what_to_do_about_a_table_is_said(fedsaddle: Callable[..., Done]) -> Non
     gaps = frame["lactate"].isna().sum()
     assert f"'lactate' is kept: {gaps} of 240 values are missing; the median stands in" in said
     assert "'sex' is kept: 30 of 240 values are missing; 'missing' stands in" in said
+    assert "'smoker' is kept: 80 of 240 values are missing; the median stands in" in said
     assert "  'north' has one class only: no AUC there, and a site counts by its rows" in said
     said = fedsaddle("new", "r", "--data", "all.csv", "--aim", "pairs").out
     assert "no AUC there, and however few its rows, a site counts as one; leave" in said

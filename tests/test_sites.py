@@ -196,6 +196,16 @@ def test_a_missing_text_is_a_category_and_goes_into_the_model(tmp_path: Path) ->
     assert torch.allclose(model(model.rows(table)), linear(own.test.data["x"].double()), atol=1e-4)
 
 
+def test_true_and_false_are_numbers_with_and_without_gaps(tmp_path: Path) -> None:
+    some, all_ = patients(0).assign(smoker=[True, None] * 100), patients(1).assign(smoker=[True, False] * 100)
+    sites = [Site.load(write(tmp_path, name, f, impute="mean")) for name, f in (("a", some), ("b", all_))]
+    constants = agree([s.summary() for s in sites])
+    assert [s.rows.columns[-1] for s in sites] == ["smoker"] * 2 and list(sites[0].rows.text) == ["ward"]
+    assert np.isclose(constants["fill"][-1], 2 / 3)
+    none = Site.load(write(tmp_path, "a", some))
+    refused("a.csv: x has NaN at row 1, column 'smoker' (4), line 3 of the file", none.summary)
+
+
 def test_nothing_is_said_of_a_column_that_few_rows_have(tmp_path: Path) -> None:
     """Its mean would be a person's own number."""
     few = patients(0).assign(lactate=[1.0, 2.0, 3.0, 4.0, *[np.nan] * 196])

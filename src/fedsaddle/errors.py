@@ -44,12 +44,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def similar_file(path: str | os.PathLike[str]) -> str:
-    """A hint at the path that was meant: the only .toml file of a folder, else the nearest name; "" when none is near."""
+    """A hint at the path that was meant: the only .toml file of a folder, else the nearest name; "" when none is near.
+
+    A file that is there is no hint at itself.
+    """
     there = Path(path)
     try:
         if there.is_dir():
             inside = [str(file) for file in there.glob("*.toml")]
             return f"did you mean {inside[0]!r}?" if len(inside) == 1 else ""
+        if there.exists():
+            return ""
         rest: list[str] = []
         while not there.parent.is_dir():
             rest, there = [there.name, *rest], there.parent

@@ -102,6 +102,12 @@ class Federation:
             raise FedsaddleError(
                 f"offsets must rise from 0 to the {n} rows, got {ingest.short(offsets.tolist())}"
             )
+        if self.filling is not None and self.filling.gaps is not None:
+            gaps = list(self.filling.gaps.shape)
+            x = list(self.data["x"].shape) if "x" in self.data else "none"
+            if gaps != x:
+                remedy = "replace filling= with x, by None if x has no gaps"
+                raise FedsaddleError(f"filling.gaps must have the shape of x, {x}, got {gaps}: {remedy}")
         for part, other in (("test", self.test), ("valid", self.valid)):
             if other is not None and other.n_clients not in (1, self.n_clients):
                 rule = f"{self.n_clients} clients or one pooled set"
@@ -368,7 +374,9 @@ class Federation:
             )
         dtype = self.data["x"].dtype if "x" in self.data else None
         filling = self.filling if self.tangent is None else None
-        data, _ = ingest.tensors(x, fields, dtype, known=self.feature_names, gaps=filling is not None)
+        data, _ = ingest.tensors(
+            x, fields, dtype, known=self.feature_names, gaps=filling is not None, remedy=ingest.FILL_BEFORE
+        )
         for name, tensor in data.items():
             got, want = list(tensor.shape[1:]), list(self.data[name].shape[1:])
             if got != want:
@@ -443,6 +451,8 @@ class Federation:
         if impute not in ("none", "median", "mean"):
             raise FedsaddleError(f"impute must be 'none', 'median' or 'mean', got {impute!r}")
         gaps = impute != "none"
+        if gaps and x is None:
+            raise FedsaddleError(f"impute={impute!r} fills gaps of x, and there is no x: leave impute out")
         data, columns = ingest.tensors(x, fields, dtype, tuple(map(str, feature_names)), gaps=gaps)
         found: tuple[str, ...] = ()
         if y is not None:
@@ -452,7 +462,7 @@ class Federation:
         order, sizes, found_names = ingest.grouping(clients, n, None if names is None else tuple(names))
         ingest.check_clients(found_names, sizes)
         data, filling = _reordered(data, order), None
-        if gaps and "x" in data:
+        if gaps:
             filling = Filling(impute, torch.empty(0), data["x"].isnan())
         return cls(data, _offsets(sizes), found_names, found, columns, filling=filling)._filled()
 

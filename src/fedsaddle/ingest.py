@@ -8,7 +8,6 @@ import gzip
 import lzma
 import math
 import os
-import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ MAX_TWINS = 1000  # columns of one name
 REGRESSION_LEVELS = 20  # float labels with more distinct fractions than this are a regression target
 IMPUTE = "drop or impute it before building the federation"
 FILL = 'give impute="median" to fill them, or drop the columns or the rows'
+FILL_BEFORE = 'build the federation with impute="median" to fill them, or drop the rows'
 MISSING = "missing"  # a text that is not there, where gaps are filled
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
@@ -73,17 +73,19 @@ def tensors(
     columns: tuple[str, ...] = (),
     known: tuple[str, ...] = (),
     gaps: bool = False,
+    remedy: str = FILL,
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The user's arrays as checked tensors, in the user's row order, and the names of x's columns.
 
     Args:
         known: names of the training data's columns, which those of a test frame are put in the order of.
         gaps: whether x may have them; they are NaN.
+        remedy: for gaps that it may not have.
     """
     if hasattr(x, "columns") and hasattr(x, "dtypes"):  # a pandas DataFrame
-        (values,), found = one_hot([x], gaps=gaps)
+        (values,), found = one_hot([x], gaps=gaps, known=known, remedy=remedy)
         if known:
-            values, found = _as_trained(values, found, known, text_columns(x)), known
+            values, found = _as_trained(values, found, known, x.columns), known
         x, columns, dtype = values, columns or found, dtype or torch.float32
     data = {name: as_tensor(value, name) for name, value in fields.items()}
     if x is not None:
@@ -98,7 +100,7 @@ def tensors(
             k: v.to(kind) if v.is_floating_point() else v for k, v in data.items()
         }
     for name, tensor in data.items():
-        check_finite(tensor, name, *((columns, gaps, FILL) if name == "x" else ()))
+        check_finite(tensor, name, *((columns, gaps, remedy) if name == "x" else ()))
     return data, columns
 
 
@@ -149,10 +151,15 @@ def check_bytes(what: str, wanted: int, there: int, more: str, remedy: str) -> N
 
 
 def text_columns(frame: Any) -> list[Any]:
-    """The columns of a DataFrame that are not numbers."""
-    pandas = optional_import("pandas", "a DataFrame")
-    is_numeric = pandas.api.types.is_numeric_dtype
-    return [c for c, kind in zip(frame.columns, frame.dtypes, strict=True) if not is_numeric(kind)]
+    """The columns of a DataFrame that are not numbers; True and False are, also among gaps, where pandas has objects."""
+    types = optional_import("pandas", "a DataFrame").api.types
+
+    def is_number(i: int, kind: Any) -> bool:
+        if kind == np.dtype(object):
+            return bool(types.infer_dtype(frame.iloc[:, i], skipna=True) == "boolean")
+        return bool(types.is_numeric_dtype(kind))
+
+    return [c for i, (c, kind) in enumerate(frame.dtypes.items()) if not is_number(i, kind)]
 
 
 def numeric_frame(frame: Any) -> Array:
@@ -166,7 +173,12 @@ def numeric_frame(frame: Any) -> Array:
 
 
 def one_hot(
-    frames: Sequence[Any], files: Sequence[Path | None] = (None,), sep: str = ",", gaps: bool = False
+    frames: Sequence[Any],
+    files: Sequence[Path | None] = (None,),
+    sep: str = ",",
+    gaps: bool = False,
+    known: tuple[str, ...] = (),
+    remedy: str = FILL,
 ) -> tuple[list[Array], tuple[str, ...]]:
     """Tables with the same columns as floats, and the names of the columns.
 
@@ -177,6 +189,8 @@ def one_hot(
         files: where each comes from, for messages.
         sep: the character between the columns of these files.
         gaps: whether there may be some: NaN among numbers, and a value of its own among texts, such as `sex=missing`.
+        known: names of the training data's columns, if these tables are not those: they say which blank columns are text.
+        remedy: for gaps where there may be none.
     """
     for frame in frames:
         if (twice := frame.columns.duplicated()).any():
@@ -186,9 +200,12 @@ def one_hot(
         blanks = [set(frame.columns[frame.isna().all()]) for frame in frames]
         frames = [_as_numbers(frame, blank) for frame, blank in zip(frames, blanks, strict=True)]
     else:
-        _check_gaps(frames, files, sep)
+        _check_gaps(frames, files, sep, remedy)
     texts = [set(text_columns(frame)) for frame in frames]
     anywhere = set[Any]().union(*texts)
+    for c in set[Any]().union(*blanks):
+        if str(c) not in known and any(name.startswith(f"{c}=") for name in known):
+            anywhere.add(c)
     texts = [text | (blank & anywhere) for text, blank in zip(texts, blanks, strict=True)]
     numeric = [c for c in frames[0].columns if not any(c in text for text in texts)]
     place = {c: i for i, c in enumerate(numeric)}
@@ -229,7 +246,7 @@ def one_hot(
     ], tuple(names)
 
 
-def _check_gaps(frames: Sequence[Any], files: Sequence[Path | None], sep: str) -> None:
+def _check_gaps(frames: Sequence[Any], files: Sequence[Path | None], sep: str, remedy: str) -> None:
     """Refuse missing values; names all columns that have some, and where the first is."""
     counts = sum(frame.isna().sum() for frame in frames)
     if not counts.any():
@@ -244,7 +261,7 @@ def _check_gaps(frames: Sequence[Any], files: Sequence[Path | None], sep: str) -
             row = int(absent[c].to_numpy().argmax())
             what = f"{len(found)} column{'s have' if len(found) > 1 else ' has'} gaps ({said} of {rows} rows)"
             with in_file(file, sep):
-                raise BadRow(f"{what}, the first in {c!r} at row {row}", row, FILL)
+                raise BadRow(f"{what}, the first in {c!r} at row {row}", row, remedy)
 
 
 def _as_numbers(frame: Any, columns: set[Any]) -> Any:
@@ -256,14 +273,14 @@ def _as_numbers(frame: Any, columns: set[Any]) -> Any:
     return frame
 
 
-def _as_trained(values: Array, found: Sequence[str], known: Sequence[str], texts: Sequence[Any]) -> Array:
+def _as_trained(values: Array, found: Sequence[str], known: Sequence[str], columns: Iterable[Any]) -> Array:
     """The columns of a test frame in the order of the training data's; 0 for a text that no row of it has."""
     place = {name: i for i, name in enumerate(found)}
     if new := [name for name in found if name not in set(known)]:
         raise FedsaddleError(
             f"x has {new[0]!r}, which the training data have not: drop the column, or the rows with that value"
         )
-    starts = tuple(f"{c}=" for c in texts)
+    starts = tuple(f"{c}=" for c in columns if str(c) not in place)  # of text
     if gone := [name for name in known if name not in place and not name.startswith(starts)]:
         raise FedsaddleError(
             f"x has no column {gone[0]!r}, which the training data have: give the same columns"
@@ -806,7 +823,7 @@ def line_of(file: Path, row: int, sep: str = ",") -> int:
     """The line of a .csv file, from 1, where its row begins; blank lines are none, a quoted field may have several."""
     readers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     left, line = row + 1, 1  # the header is a row as well
-    usual = csv.field_size_limit(sys.maxsize)  # a field has any length for pandas, which has read the file
+    usual = csv.field_size_limit(2**31 - 1)  # Windows takes no more; pandas has read fields of any length
     try:
         with readers.get(file.suffix.lower(), open)(file, "rt", encoding="utf-8", newline="") as text:
             records = csv.reader(text, delimiter=sep)

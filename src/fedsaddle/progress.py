@@ -9,6 +9,8 @@ from typing import Any
 
 Record = dict[str, Any]
 
+_SHOWN = ("auc", "train_auc", "accuracy", "precision", "train_precision", "distance", "field_norm")
+
 
 class RoundsBar:
     """A progress bar with rounds a second, the leading metric and bytes; nothing when it is off."""
@@ -40,15 +42,7 @@ class RoundsBar:
     def update(self, record: Record) -> None:
         if self.bar is None:
             return
-        for name in (
-            "auc",
-            "train_auc",
-            "accuracy",
-            "precision",
-            "train_precision",
-            "distance",
-            "field_norm",
-        ):
+        for name in _SHOWN:
             if record.get(name) is not None:
                 self.note = f"{name} {record[name]:.4g}"
                 break

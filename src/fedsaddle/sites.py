@@ -400,19 +400,18 @@ def agree(summaries: Sequence[Mapping[str, Tensor]]) -> Message:
     total = moments[0]
     for own in moments[1:]:
         total = total.merged(own)
-    n, mean, size, fill = (
-        torch.stack([s["n"] for s in summaries]).sum(0),
-        total.mean + total.rest,
-        total.size,
-        {},
-    )
+    n = torch.stack([s["n"] for s in summaries]).sum(0)
+    mean = total.mean + total.rest
+    size = total.size
+    fill = {}
     if first["impute"] != "none":
         for c, values in zip(first["columns"], total.size.tolist(), strict=True):
             if values == 0:
                 raise FedsaddleError(
                     f"column {c!r} has no number that a site may speak of: add it to drop at all sites"
                 )
-        size, fill = n, {"fill": mean}  # what is filled in has no deviation
+        size = n  # what is filled in has no deviation
+        fill = {"fill": mean}
     shift, width = torch.zeros_like(mean), torch.ones_like(mean)
     if first["scale"] != "none":
         shift, width = shift_and_width(first["scale"], mean, (total.m2 / size).sqrt(), total.min, total.max)
