@@ -14,7 +14,7 @@ demo: .venv/.demo
 	$(BIN)/python -m fedsaddle.demo --out demo
 
 test: .venv/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadgroup $(ARGS)
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
