@@ -267,7 +267,13 @@ def test_help_and_version(fedsaddle: Command) -> None:
     said = " ".join(fedsaddle("run", "--help").out.split())
     assert said.count("FILE.toml The run's config; fedsaddle new writes one. [required]") == 1
     assert "\\" not in said + fedsaddle("probe", "--help").out
+    said = " ".join(fedsaddle("export", "--help").out.split())
+    assert "`rows` of fs.load_model(DIR)" in said and "install onnxruntime" in said
     assert fedsaddle("--version").out.count(".") >= 2
+
+
+def test_coda_plus_says_when_it_is_local_sgda(fedsaddle: Command) -> None:
+    assert "Without `gamma` and `stage_rounds`" in fedsaddle("show", "coda_plus").out
 
 
 # ------------------------------------------------------------------------------------------------- mistakes
@@ -480,7 +486,18 @@ def test_mistakes_in_an_own_model(fedsaddle: Command) -> None:
 def test_a_run_that_diverges_says_where_its_history_is(fedsaddle: Command) -> None:
     done = fedsaddle("run", save(TABLE), "--set", "algorithm.lr=1e6", "--set", "train.rounds=100")
     refused(done, "CODASCA: diverged in round")
-    assert done.err.endswith("; fedsaddle resume runs/tiny goes on after round 2\n")
+    said = "; resuming would diverge again; begin anew: fedsaddle run runs/tiny/config.toml --set algorithm.lr=100000\n"
+    assert done.err.endswith(said)
+    anew = (
+        "run",
+        "runs/tiny/config.toml",
+        "--set",
+        "algorithm.lr=0.01",
+        "--set",
+        "train.rounds=2",
+        "--quiet",
+    )
+    assert fedsaddle(*anew).out == "runs/tiny-2\n"
     assert {p.name for p in Path("runs/tiny").iterdir()} == {
         "config.toml",
         "history.jsonl",
@@ -488,6 +505,10 @@ def test_a_run_that_diverges_says_where_its_history_is(fedsaddle: Command) -> No
         "checkpoint",
     }
     refused(fedsaddle("show", "runs/tiny"), "the run did not finish; fedsaddle resume runs/tiny goes on")
+    both = fedsaddle("compare", "runs/tiny", "runs/tiny-2")
+    assert both.code == 0 and [line.split()[0] for line in both.out.splitlines()[:-1]] == ["run", "tiny-2"]
+    assert both.err == "fedsaddle: runs/tiny: did not finish, left out; fedsaddle resume runs/tiny goes on\n"
+    refused(fedsaddle("compare", "runs/tiny"), "runs/tiny: has no result.json, the run did not finish")
 
 
 def test_out_that_cannot_be_used(fedsaddle: Command) -> None:

@@ -385,6 +385,20 @@ def test_overrides(sites: Path) -> None:
     assert load(sites / "again.toml", ["transform.0.lose=0.5"]).tree["transform"][0]["lose"] == 0.5
 
 
+def test_another_name_leaves_out_what_it_does_not_know(sites: Path) -> None:
+    file = written(sites, {"files": "sites/*.csv", "label": "died"})
+    file.write_text(file.read_text().replace('name = "auc"', 'name = "auc"\np = 0.3'))
+    assert load(file).tree["problem"]["p"] == 0.3
+    with pytest.warns(UserWarning, match=r"^problem\.p of the file is left out: erm has none$") as said:
+        assert "p" not in load(file, ["problem.name=erm"]).tree["problem"]
+    assert len(said) == 1
+    with pytest.raises(fs.FedsaddleError, match=r"problem\.p: unknown key; erm takes loss"):
+        load(file, ["problem.p=0.2", "problem.name=erm"])
+    file.write_text(file.read_text().replace("p = 0.3", "q = 0.3"))
+    with pytest.raises(fs.FedsaddleError, match=r"problem\.q: unknown key"):  # the file's own mistake
+        load(file, ["problem.name=auc"])
+
+
 # ------------------------------------------------------------------------------------------------- run folders
 
 

@@ -232,6 +232,16 @@ def test_without_groups_rows_are_dealt_and_that_is_said(tumours: Any) -> None:
         UserWarning, match="no groups given, so rows are dealt at random to 10 sites; pass groups=site"
     ):
         dealt = quick(fs.FederatedAUCClassifier).fit(x, label)
+    with pytest.warns(
+        UserWarning, match=r"in a Pipeline STEP__groups=site; .*set_fit_request\(groups=True\)"
+    ):
+        pipe = make_pipeline(quick(fs.FederatedAUCClassifier)).fit(x, label)
+    with pytest.raises(
+        FedsaddleError, match=r"Pipeline cannot be exported; give pipeline\[-1\]; its input is"
+    ):
+        fs.export_onnx(pipe, "nowhere.onnx")  # type: ignore[arg-type]
+    pipe.fit(x, label, federatedaucclassifier__groups=site)  # as it says
+    assert pipe[-1].run_.federation.n_clients == 5
     assert dealt.run_.federation.n_clients == 10
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -88,6 +88,22 @@ def test_rows_of_a_table_with_text_give_the_scores_of_training(tmp_path: Path) -
             loaded.rows(table.astype({column: object}).assign(**{column: [table[column][0], None] * 30}))
         with pytest.raises(FedsaddleError, match=f"the frame has no column '{column}'"):
             loaded.rows(table.drop(columns=column))
+    row = r"training had numbers in 'age'; got 'old' at row 1: correct it"
+    with pytest.raises(FedsaddleError, match=row):
+        loaded.rows(table.head(3).assign(age=["60", "old", "x"]))
+    with pytest.raises(FedsaddleError, match=r"'age'; got them as .*: convert it with pandas\.to_numeric"):
+        loaded.rows(table.head(2).assign(age=["60", "61"]))
+    want = r"model: give model\.rows\(frame\), or a tensor with the 5 features age, sex=f, sex=m, ward=ICU, ward=a=b; got "
+    for x, got in (
+        (table, "DataFrame"),
+        (np.zeros((2, 5)), "ndarray"),
+        (torch.zeros(2, 4), r"shape \[2, 4\]"),
+    ):
+        with pytest.raises(FedsaddleError, match=want + got):
+            loaded(x)
+    unnamed = RawModel(torch.nn.Linear(2, 1), fs.federation.Scaling(torch.zeros(1, 2), torch.ones(1, 2)))
+    with pytest.raises(FedsaddleError, match=r"model: give a tensor with the 2 features; got shape \[1, 3\]"):
+        unnamed(torch.zeros(1, 3))
     with pytest.raises(FedsaddleError, match="rows: the model was trained on columns without names"):
         RawModel(torch.nn.Linear(2, 1), None).rows(table)
 

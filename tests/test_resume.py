@@ -209,13 +209,13 @@ def test_divergence_names_round_phase_and_client_and_the_way_back(tmp_path: Path
     ):
         run.finish()
     (note,) = run._error.__notes__  # type: ignore[union-attr]
-    assert note == f"fedsaddle resume {tmp_path} goes on after round 0"
+    assert note == f"resuming would diverge again; the rounds before that are in {tmp_path}"
 
 
 def test_the_guard_halves_the_step_and_goes_on(tmp_path: Path) -> None:
     federation = fs.quadratic_federation(clients=4)
 
-    def run(lr: float, **options: Any) -> fs.Run:
+    def run(lr: Any, **options: Any) -> fs.Run:
         algorithm = fs.LocalSGDA(lr=lr, local_steps=5)
         return fs.train(fs.QuadraticSaddle(), algorithm, federation, rounds=40, progress=False, **options)
 
@@ -230,6 +230,8 @@ def test_the_guard_halves_the_step_and_goes_on(tmp_path: Path) -> None:
     assert torch.isfinite(guarded.z).all()
     with pytest.raises(Diverged):
         run(8.0, guard=1).finish()
+    with pytest.warns(UserWarning, match="lr is 4 now"), pytest.raises(Diverged):  # also of a whole number
+        run(8, guard=1).finish()
 
 
 # ------------------------------------------------------------------------------------- processes that are killed

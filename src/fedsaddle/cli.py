@@ -25,7 +25,7 @@ from fedsaddle.deploy.commands import app as deploy_app
 from fedsaddle.deploy.commands import check_flower
 from fedsaddle.engines.ranks import first_to_fail, rank
 from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, similar_file
-from fedsaddle.folder import check_begun, read_result
+from fedsaddle.folder import check_begun, going_on, read_result, unfinished
 from fedsaddle.kinds import Kind
 from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned, check_config
 from fedsaddle.progress import human_bytes, spinner
@@ -235,7 +235,9 @@ def sweep(
 
 @app.command("compare")
 def compare(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of finished runs.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Folders of runs; unfinished ones are left out.")
+    ],
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page with all curves.")] = Path(
         "comparison.html"
     ),
@@ -246,6 +248,11 @@ def compare(
 
 
 def _compare(folders: Sequence[Path], out: Path) -> None:
+    if finished := [folder for folder in folders if not unfinished(folder)]:  # else the first is refused
+        for folder in folders:
+            if folder not in finished:
+                _say(f"{folder}: did not finish, left out{going_on(folder)}")
+        folders = finished
     results = [read_result(folder) for folder in folders]
     short = [folder.resolve().name for folder in folders]
     names = short if len(set(short)) == len(short) else list(map(str, folders))
@@ -372,7 +379,11 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
     onnx: Annotated[Path, typer.Option(metavar="FILE.onnx", help="The file to write.")],
 ) -> None:
-    """Write a run's model as ONNX. It takes raw features: their scaling is part of it."""
+    """Write a run's model as ONNX. It takes raw features: their scaling is part of it.
+
+    Its input x is what `rows` of fs.load_model(DIR) makes of a table; the metadata key `features` names its columns. To run
+    it install onnxruntime, which the extra onnx does not bring.
+    """
     with _as_written(folder):
         from fedsaddle.export import export_onnx
 

@@ -82,7 +82,7 @@ from fedsaddle.participation import Participation
 from fedsaddle.problem import ModelProblem, Problem
 from fedsaddle.problems import PROBLEMS, QuadraticSaddle, quadratic_federation
 from fedsaddle.problems.erm import OF_CLASSES
-from fedsaddle.schema import GENERATED, HELD_OUT, NAMED, arguments, factory, filled
+from fedsaddle.schema import GENERATED, HELD_OUT, NAMED, arguments, factory, filled, keys
 from fedsaddle.toml import quoted, to_toml
 from fedsaddle.trackers import Track
 from fedsaddle.train import Run, train
@@ -253,8 +253,10 @@ def read(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Tree:
     file = Path(path)
     tree = read_toml(file)
     anchor(tree, file.resolve().parent)
-    for assignment in overrides:
-        _override(tree, assignment)
+    of_file = {k: dict(part) for k, part in tree.items() if isinstance(part, dict)}
+    changed = [_override(tree, assignment) for assignment in overrides]
+    for section, part in of_file.items():
+        _drop_strangers(section, part, tree[section], changed)
     anchor(tree, Path.cwd())  # what is still relative came from an override
     return tree
 
@@ -488,8 +490,8 @@ def new_folder(out: Path, numbered: bool) -> Iterator[Path]:
 # -------------------------------------------------------------------------------------- overrides and paths
 
 
-def _override(tree: Tree, assignment: str) -> None:
-    """Put one "a.b=value" into the tree; a value that is no TOML is text."""
+def _override(tree: Tree, assignment: str) -> list[str]:
+    """Put one "a.b=value" into the tree; a value that is no TOML is text. Returns the path."""
     path, equals, text = assignment.partition("=")
     names = [name.strip() for name in path.split(".")]
     whole = names[0] in ("name", "sweep", *SECTIONS)
@@ -501,6 +503,20 @@ def _override(tree: Tree, assignment: str) -> None:
     except ValueError:
         value = text.strip()
     put(tree, names, value, f"--set {assignment}")
+    return names
+
+
+def _drop_strangers(section: str, of_file: Tree, part: Any, changed: Sequence[Sequence[str]]) -> None:
+    """Where overrides give a section another name, leave out the file's keys that the new one has not, and say so."""
+    name = part.get("name") if isinstance(part, dict) else None
+    if [section, "name"] not in changed or [section] in changed or "name" not in of_file:
+        return
+    if name == of_file["name"] or not isinstance(name, str) or name not in NAMED.get(section, {}):
+        return
+    known = {"name", *keys(section, name)}
+    for key in [k for k in of_file if k not in known and [section, k] not in [c[:2] for c in changed]]:
+        del part[key]
+        warnings.warn(f"{section}.{key} of the file is left out: {name} has none", stacklevel=2)
 
 
 def put(tree: Tree, names: Sequence[str], value: Any, source: str) -> None:

@@ -247,8 +247,8 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
         n = max(2, min(n, len(codes) // 2))
         if self.n_sites is None:
             warnings.warn(
-                f"{me}: no groups given, so rows are dealt at random to {n} sites; pass groups=site to fit, or n_sites={n} "
-                "if this is meant",
+                f"{me}: no groups given, so rows are dealt at random to {n} sites; pass groups=site to fit (in a Pipeline "
+                f"STEP__groups=site; with metadata routing, set_fit_request(groups=True)), or n_sites={n} if this is meant",
                 stacklevel=3,
             )
         return partitions.partition("iid", codes, n, seed)

@@ -63,6 +63,7 @@ class RawModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of the model for raw features x [B, ...]."""
+        self._check(x)
         if self.fill is not None:
             x = torch.where(x.isnan(), self.fill.to(x.dtype), x)
         if self.shift is not None and self.width is not None:
@@ -70,6 +71,19 @@ class RawModel(nn.Module):
         x = x.to(next(self.model.parameters()).dtype)
         out: Tensor = self.model(x if self.tangent is None else self.tangent(x))
         return out
+
+    def _check(self, x: Any) -> None:
+        """Refuse what is no tensor, or has another number of columns; an exporter sees only shapes that are fixed."""
+        count = len(self.features)
+        if not count and self.shift is not None and self.shift.ndim == 2:
+            count = self.shift.shape[1]
+        if isinstance(x, Tensor) and (not count or x.shape[-1:] == (count,)):
+            return
+        got = f"shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        named = " " + ", ".join(self.features[:8]) + (", ..." if count > 8 else "") if self.features else ""
+        columns = f" with the {count} features{named}" if count else ""
+        rows = "model.rows(frame), or " if self.features else ""
+        raise FedsaddleError(f"model: give {rows}a tensor{columns}; got {got}")
 
     def rows(self, frame: Any) -> Tensor:
         """Rows of a DataFrame as the x that this model takes; text becomes columns of 0 and 1, as in training.
@@ -179,7 +193,8 @@ def export_onnx(
 
     Its input is `x` [batch, ...], float32 (float64 for a run in that precision). Its output is `score` [batch, outputs], the
     model's; of an estimator `score` [batch] or [batch, classes], its decision function, and `probability` [batch, classes].
-    The file's metadata name classes and features. Needs `pip install 'fedsaddle[onnx]'`.
+    Columns of `x` are those of `RawModel.rows`, named in the file's metadata as `features`; `classes` are there too. Needs
+    `pip install 'fedsaddle[onnx]'`; to run the file install onnxruntime, which that does not bring.
 
     Args:
         source: a run, the folder of one, or a fitted estimator.
@@ -188,6 +203,13 @@ def export_onnx(
     """
     if isinstance(source, str | os.PathLike):
         read_result(Path(source))  # a wrong folder is said before a package that is missing
+    elif not isinstance(source, Run) and not hasattr(source, "_exported"):
+        remedy = "a run, the folder of one, or a fitted estimator of fedsaddle"
+        if hasattr(source, "steps"):
+            remedy = "pipeline[-1]; its input is what the steps before it make"
+        elif hasattr(source, "best_estimator_"):
+            remedy = "search.best_estimator_"
+        raise FedsaddleError(f"export_onnx: {type(source).__name__} cannot be exported; give {remedy}")
     purpose = "export_onnx"
     for module in ("onnx", "onnxscript"):
         optional_import(module, purpose, "onnx")

@@ -150,6 +150,16 @@ class Folder:
             ) from None
 
 
+def unfinished(folder: Path) -> bool:
+    """Whether a folder holds a run that was begun and has not ended."""
+    return (folder / HISTORY).exists() and not (folder / "result.json").exists()
+
+
+def going_on(folder: Path) -> str:
+    """The command that goes on with a run, behind a semicolon; nothing for one of `fs.train`."""
+    return f"; fedsaddle resume {folder} goes on" if (folder / "config.toml").exists() else ""
+
+
 def read_result(folder: Path) -> Record:
     """The result.json of a run that has ended."""
     _check_there(folder)
@@ -158,9 +168,8 @@ def read_result(folder: Path) -> Record:
         if not {"config", "metrics"} <= result.keys():
             raise ValueError
     except FileNotFoundError:
-        why = "the run did not finish" if (folder / HISTORY).exists() else "it is not a run"
-        remedy = f"; fedsaddle resume {folder} goes on" if (folder / "config.toml").exists() else ""
-        raise FedsaddleError(f"{folder}: has no result.json, {why}{remedy}") from None
+        why = "the run did not finish" if unfinished(folder) else "it is not a run"
+        raise FedsaddleError(f"{folder}: has no result.json, {why}{going_on(folder)}") from None
     except (ValueError, AttributeError):
         raise FedsaddleError(f"{folder / 'result.json'}: is not the result of a run") from None
     return result

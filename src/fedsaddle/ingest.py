@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -311,13 +311,35 @@ def encoded(frame: Any, features: Sequence[str], gaps: bool = False) -> Array:
         if c == name:
             values = np.full(len(frame), np.nan)
             if not absent.all():  # else of no type
-                values[~absent] = numeric_frame(frame.loc[~absent, [c]].infer_objects())[:, 0]
+                there = frame.loc[~absent, [c]].infer_objects()
+                if text_columns(there):
+                    _refuse_text(frame[c], c)
+                values[~absent] = numeric_frame(there)[:, 0]
             out.append(values)
         else:
             value = name[len(c) + 1 :]
             given = (MISSING if gap else text_of(v) for v, gap in zip(frame[c].tolist(), absent, strict=True))
             out.append(np.array([text == value for text in given], dtype=np.float64))
     return np.stack(out, axis=1)
+
+
+def _refuse_text(values: Any, name: Any) -> NoReturn:
+    """Say where a column first has text, for which training had numbers."""
+    absent, odd = values.isna().to_numpy(), _no_numbers(values)
+    if not (odd & ~absent).any():
+        raise FedsaddleError(
+            f"training had numbers in {name!r}; got them as {values.dtype}: convert it with pandas.to_numeric"
+        )
+    row = int((odd & ~absent).argmax())
+    raise BadRow(
+        f"training had numbers in {name!r}; got {text_of(values.iloc[row])!r} at row {row}", row, "correct it"
+    )
+
+
+def _no_numbers(values: Any) -> Any:
+    """Where a column has no number, nor a text that is one."""
+    pandas = optional_import("pandas", "a DataFrame")
+    return pandas.to_numeric(values.astype(object), errors="coerce").isna().to_numpy()
 
 
 def _texts(values: Any, name: Any) -> list[str | None]:
@@ -334,7 +356,7 @@ def _texts(values: Any, name: Any) -> list[str | None]:
         )
     if categorical:
         return texts
-    odd = pandas.to_numeric(values[~absent].astype(object), errors="coerce").isna().to_numpy()
+    odd = _no_numbers(values[~absent])
     if not odd.any():
         raise FedsaddleError(f"column {name!r} has numbers stored as text: convert it with pandas.to_numeric")
     if odd.mean() < 0.5:

@@ -398,10 +398,21 @@ class Run:
         except (Exception, KeyboardInterrupt) as error:
             self.fail(error)  # asking for a result later says the same
             if self.out is not None and self._saved is not None:
-                error.add_note(f"fedsaddle resume {self.out} goes on after round {self._saved}")
+                error.add_note(self._way_back(isinstance(error, Diverged)))
             if isinstance(error, Exception):
                 self.clients.failed(error)
             raise
+
+    def _way_back(self, diverged: bool) -> str:
+        """What to do after an error: go on from the last checkpoint, or begin again where the same round would diverge."""
+        if not diverged:
+            return f"fedsaddle resume {self.out} goes on after round {self._saved}"
+        assert self.out is not None
+        lr, file = _steps(self.algorithm, -self._halved).get("lr"), self.out / "config.toml"
+        if lr is None or not file.exists():
+            return f"resuming would diverge again; the rounds before that are in {self.out}"
+        command = "deploy run" if self.clients.remote else "run"
+        return f"resuming would diverge again; begin anew: fedsaddle {command} {file} --set algorithm.lr={lr / 10:g}"
 
     def _go(self) -> Iterator[Record]:
         clients = self.clients
@@ -732,7 +743,7 @@ class Run:
 def _steps(algorithm: Algorithm, halved: int) -> dict[str, float]:
     """The step sizes of an algorithm, halved so often."""
     names = [f.name for f in fields(algorithm) if f.name in ("lr", "lr_dual")]
-    return {k: v / 2**halved for k in names if isinstance(v := getattr(algorithm, k), float)}
+    return {k: v / 2**halved for k in names if isinstance(v := getattr(algorithm, k), int | float)}
 
 
 def versions() -> dict[str, str]:

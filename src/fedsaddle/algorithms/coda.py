@@ -71,6 +71,8 @@ class Up(NamedTuple):
 class CODAPlus(ProximalStages):
     """CODA+: local SGDA on a proximal subproblem, stage by stage.
 
+    Without `gamma` and `stage_rounds` there is one stage and no proximal term: it is then Local SGDA.
+
     Args:
         weights: clients count equally in the objective ("clients", the papers) or by their sample counts ("samples"), so
             that the objective is that of the pooled samples; for AUC take p="pooled" with it.
