@@ -315,8 +315,10 @@ def test_test_sets_speak_the_training_labels() -> None:
     assert parts.sizes.tolist() == [0, 2]
     many = Federation.from_arrays(X, [3, 4, 5, 3, 4, 5], clients=GROUPS, positive=[4, 5])
     assert many.with_test(X[:2], [3, 4], positive=[4, 5]).test.data["y"].tolist() == [0, 1]  # type: ignore[union-attr]
-    assert "test 3 per client" in repr(fed.with_test(X[:3], ["yes", "no", "no"], clients=["b", "a", "b"]))
-    assert "test 3 pooled" in repr(pooled)
+    assert "3 test samples at the clients" in repr(
+        fed.with_test(X[:3], ["yes", "no", "no"], clients=["b", "a", "b"])
+    )
+    assert "3 test samples in one pool" in repr(pooled)
 
 
 @pytest.mark.parametrize(

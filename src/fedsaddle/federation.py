@@ -193,9 +193,10 @@ class Federation:
             parts.append(f"{self.data['y'].double().mean():.1%} {self.classes[1]!r}")
         elif self.classes:
             parts.append(f"{len(self.classes)} classes")
-        for name, part in (("test", self.test), ("valid", self.valid)):
+        for name, part in (("test", self.test), ("validation", self.valid)):
             if part is not None:
-                parts.append(f"{name} {part.n_samples} {'pooled' if part.n_clients == 1 else 'per client'}")
+                where = "in one pool" if part.n_clients == 1 else "at the clients"
+                parts.append(f"{part.n_samples} {name} samples {where}")
         return f"Federation({', '.join(parts)})"
 
     # ------------------------------------------------------------------------------------- new from this one
