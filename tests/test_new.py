@@ -171,7 +171,7 @@ def test_a_text_among_numbers_is_named(data: str, fedsaddle: Callable[..., Done]
     file, mark = (Path(data), "unknown") if data != "sites" else (Path("sites/s1.csv"), "n/k")
     sep, decimal = (";", ",") if data == "commas.csv" else (",", ".")
     frame = pd.read_csv(file, sep=sep, decimal=decimal)
-    frame["pressure"] = frame["pressure"].astype(object)
+    frame["pressure"] = [str(v).replace(".", decimal) for v in frame["pressure"]]
     frame.loc[[7, 9], "pressure"] = mark
     frame.to_csv(file, index=False, sep=sep, decimal=decimal)
     done = fedsaddle("new", "p", "--data", data)
