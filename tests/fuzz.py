@@ -575,6 +575,7 @@ SITE = {
         "categories": ["ward"],
         "rare": 2,
         "sep": ",",
+        "decimal": ".",
         "impute": "mean",
         "scale": "unit",
         "valid": 0.1,

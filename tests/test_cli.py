@@ -535,6 +535,7 @@ def test_out_that_cannot_be_used(fedsaddle: Command) -> None:
         (["run", "x.toml", "--fast"], "No such option"),
         (["export", "x"], "Missing option '--onnx'; try: fedsaddle export --help"),
         (["list", "algorithmz"], "'algorithmz' is not one of 'algorithms'"),
+        (["list", "algorithm"], "; did you mean 'algorithms'? try: fedsaddle list --help"),
         (["show", "codasac"], "'codasac' is unknown; did you mean 'codasca'?"),
         (["show", "xyzzy"], "'xyzzy' is unknown; try: fedsaddle list algorithms"),
         (["show", "no.toml"], "no.toml: No such file or directory"),

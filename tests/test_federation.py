@@ -316,8 +316,10 @@ def test_test_sets_speak_the_training_labels() -> None:
     assert parts.sizes.tolist() == [0, 2]
     many = Federation.from_arrays(X, [3, 4, 5, 3, 4, 5], clients=GROUPS, positive=[4, 5])
     assert many.with_test(X[:2], [3, 4], positive=[4, 5]).test.data["y"].tolist() == [0, 1]  # type: ignore[union-attr]
-    assert "test 3 per client" in repr(fed.with_test(X[:3], ["yes", "no", "no"], clients=["b", "a", "b"]))
-    assert "test 3 pooled" in repr(pooled)
+    assert "3 test samples at the clients" in repr(
+        fed.with_test(X[:3], ["yes", "no", "no"], clients=["b", "a", "b"])
+    )
+    assert "3 test samples in one pool" in repr(pooled)
 
 
 @pytest.mark.parametrize(
@@ -487,10 +489,10 @@ def test_from_csv_files_by_folder_glob_and_list(tmp_path: Path) -> None:
 
 def test_columns_are_dropped_and_separated_as_told(tmp_path: Path) -> None:
     for name in ("north", "south"):
-        (tmp_path / f"{name}.csv").write_text("id;age;died\nP-1;60;y\nP-2;71;n\n")
-    fed = Federation.from_files(tmp_path, label="died", drop=["id"], sep=";")
+        (tmp_path / f"{name}.csv").write_text("id;age;died\nP-1;60,5;y\nP-2;71;n\n")
+    fed = Federation.from_files(tmp_path, label="died", drop=["id"], sep=";", decimal=",")
     assert fed.feature_names == ("age",)
-    assert fed.data["x"].flatten().tolist() == [60, 71, 60, 71]
+    assert fed.data["x"].flatten().tolist() == [60.5, 71, 60.5, 71]
     both = frame()
     assert Federation.from_frame(both, group="hospital", label="died", drop=["bp"]).feature_names == ("age",)
     for options, text in (
@@ -569,6 +571,7 @@ def test_parquet(tmp_path: Path) -> None:
         ("b.csv: y has no value at row 0, line 2 of the file", {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n1,\n"}, {}),
         ("a.csv has no column 'agee': did you mean 'age'? it has", {"a.csv": "age,y\n1,0\n"}, {"drop": ["agee"]}),
         ("sep must be one character, got ';;'", {"a.csv": "age,y\n1,0\n"}, {"sep": ";;"}),
+        ("decimal must be '.' or ',', got ';'", {"a.csv": "age,y\n1,0\n"}, {"decimal": ";"}),
         ("has no named columns: leave drop out", {"a.txt": "1 1:1\n"}, {"drop": ["age"]}),
         ("'age' is text in a.csv and numbers in b.csv", {"a.csv": "age,y\nold,0\n", "b.csv": "age,y\n1,0\n"}, {}),
         (

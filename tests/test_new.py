@@ -43,6 +43,7 @@ def tables(folder: Path) -> None:
     frame = patients()
     frame.to_csv(folder / "all.csv", index=False)
     frame.to_csv(folder / "semicolon.csv.gz", index=False, sep=";")
+    frame.to_csv(folder / "commas.csv", index=False, sep=";", decimal=",")
     (folder / "sites").mkdir()
     for i, (_, own) in enumerate(frame.groupby("hospital")):
         own.drop(columns="hospital").assign(died=(own["died"] == "yes").astype(int)).to_csv(
@@ -53,6 +54,7 @@ def tables(folder: Path) -> None:
 CASES = {
     "a table": ("all.csv", "auc", "linear"),
     "another separator, packed": ("semicolon.csv.gz", "fair", "mlp"),
+    "decimal commas": ("commas.csv", "auc", "linear"),
     "a file a site": ("sites", "pairs", "linear"),
     "a bundled set of three classes": ("wine", "auc", "mlp"),
     "a generated set with its own test part": ("synthetic_binary", "fair", "linear"),
@@ -120,7 +122,10 @@ def test_every_aim_is_run() -> None:
 def test_columns_are_proposed_and_what_cannot_be_a_feature_is_dropped(fedsaddle: Callable[..., Done]) -> None:
     tables(Path())
     done = fedsaddle("new", "p", "--data", "all.csv")
-    assert "sites by 'hospital'; predicts 'died', positive is 'yes'" in done.out
+    assert (
+        "sites by 'hospital' (a guess; --site COLUMN chooses); predicts 'died', positive is 'yes'" in done.out
+    )
+    assert "\n  'sex': 2 features of 0 and 1, one for each text\n" in done.out
     text = Path("p/run.toml").read_text()
     data = tomllib.loads(text)["data"]
     assert (data["file"], data["group"], data["label"], data["positive"]) == (
@@ -141,6 +146,52 @@ def test_columns_are_proposed_and_what_cannot_be_a_feature_is_dropped(fedsaddle:
     assert (data["group"], data["label"], data["positive"]) == ("from", "flag", 1)
     assert fedsaddle("new", "r", "--data", "all.csv", "--positive", "no", "--label", "died").code == 0
     assert tomllib.loads(Path("r/run.toml").read_text())["data"]["positive"] == "no"
+
+
+def test_decimal_commas_are_numbers(fedsaddle: Callable[..., Done]) -> None:
+    tables(Path())
+    for folder, data in (("p", "all.csv"), ("q", "commas.csv")):
+        done = fedsaddle("new", folder, "--data", data, "--site", "hospital")
+        assert "guess" not in done.out and ("decimal ','" in done.out) == (folder == "q")
+    plain, commas = (load(f"{folder}/run.toml") for folder in "pq")
+    assert commas.tree["data"]["decimal"] == ","
+    x, y = (c.build().federation for c in (plain, commas))
+    assert x.feature_names == y.feature_names and torch.equal(x.data["x"], y.data["x"])
+    frame = patients()
+    frame["cost"] = [f"{1 + i % 99},{100 + i}" for i in range(240)]  # thousands, as commas divide columns
+    frame.to_csv("thousands.csv", index=False)
+    assert "'cost' is dropped: a text for each row" in fedsaddle("new", "r", "--data", "thousands.csv").out
+    frame["cost"] = [f"{i % 60},5" for i in range(240)]
+    frame.to_csv("both.csv", index=False, sep=";")
+    said = fedsaddle("new", "s", "--data", "both.csv").err
+    assert "both.csv: column 'cost' has decimal commas, 'lactate' decimal points; write them alike" in said
+
+
+@pytest.mark.parametrize("data", ["all.csv", "commas.csv", "sites"])
+def test_a_text_among_numbers_is_named(data: str, fedsaddle: Callable[..., Done]) -> None:
+    tables(Path())
+    file, mark = (Path(data), "unknown") if data != "sites" else (Path("sites/s1.csv"), "n/k")
+    sep, decimal = (";", ",") if data == "commas.csv" else (",", ".")
+    frame = pd.read_csv(file, sep=sep, decimal=decimal)
+    frame["pressure"] = [str(v).replace(".", decimal) for v in frame["pressure"]]
+    frame.loc[[7, 9], "pressure"] = mark
+    frame.to_csv(file, index=False, sep=sep, decimal=decimal)
+    done = fedsaddle("new", "p", "--data", data)
+    what = f"{file.name}: column 'pressure' has numbers, but '{mark}' at row 7 (2 such values in all), line 9 of the"
+    assert done.code == 2 and what in done.err and "correct it or drop the row" in done.err
+    frame.assign(pressure="c" + frame["age"].astype(str)).to_csv(file, index=False, sep=sep, decimal=decimal)
+    assert "has numbers, but" not in fedsaddle("new", "p", "--data", data).err  # codes are text
+
+
+def test_a_label_that_is_missing_is_named_with_its_line(fedsaddle: Callable[..., Done]) -> None:
+    tables(Path())
+    frame = pd.read_csv("sites/s1.csv")
+    frame.loc[3, "died"] = None
+    frame.to_csv("sites/s1.csv", index=False)
+    said = fedsaddle("new", "p", "--data", "sites", "--label", "died").err
+    assert "s1.csv: died has no value at row 3, line 5 of the file: drop that row" in said
+    frame.drop(columns="died").to_csv("sites/s1.csv", index=False)
+    assert "s1.csv has no column 'died'" in fedsaddle("new", "p", "--data", "sites", "--label", "died").err
 
 
 def test_nothing_is_overwritten_and_nothing_is_left_of_what_fails(fedsaddle: Callable[..., Done]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import numpy as np
 import pytest
 import torch
 
@@ -205,11 +207,28 @@ def test_divergence_names_round_phase_and_client_and_the_way_back(tmp_path: Path
         batch_size=None, eval_every=1,
     )  # fmt: skip
     with pytest.raises(
-        Diverged, match=r"round 1, what client 2 answers to drift_corrected_steps is not finite"
+        Diverged, match=r"round 1, what client 'client 2' answers to drift_corrected_steps is not finite"
     ):
         run.finish()
     (note,) = run._error.__notes__  # type: ignore[union-attr]
     assert note == f"resuming would diverge again; the rounds before that are in {tmp_path}"
+
+
+def test_divergence_names_the_site_and_the_scale_that_is_missing() -> None:
+    rng = np.random.default_rng(0)
+    x = 1e20 * rng.standard_normal((40, 3))
+    federation = fs.Federation.from_arrays(x, np.arange(40) // 2 % 2, clients=["North", "South"] * 20)
+
+    def said(federation: fs.Federation, lr: float) -> str:
+        problem, algorithm = fs.AUC(torch.nn.Linear(3, 1)), fs.CODASCA(lr=lr, local_steps=3)
+        with pytest.raises(Diverged) as error:
+            fs.train(problem, algorithm, federation, rounds=9, progress=False).finish()
+        return str(error.value)
+
+    assert 'is not finite; scale the features ([data] scale = "standard"), or lower' in said(federation, 0.1)
+    assert re.search(
+        r"what client '(North|South)' answers .* is not finite; lower the", said(federation.scaled(), 1e30)
+    )
 
 
 def test_the_guard_halves_the_step_and_goes_on(tmp_path: Path) -> None:

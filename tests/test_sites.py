@@ -401,9 +401,12 @@ def test_arrays_libsvm_and_separators(tmp_path: Path) -> None:
     x = site.federation(agree([site.summary()]), torch.float64).data["x"]
     torch.testing.assert_close(x.mean((0, 2, 3)), torch.zeros(3).double())
     torch.testing.assert_close(x.std((0, 2, 3), correction=0), torch.ones(3).double())
-    (tmp_path / "d.csv.gz").write_bytes(gzip.compress(b"age;died\n1;no\n2;yes\n"))
-    site = Site.load(write(tmp_path, "d", None, file="d.csv.gz", sep=";", drop=[]))
+    (tmp_path / "d.csv.gz").write_bytes(gzip.compress(b"age;died\n1,5;no\n2;yes\n"))
+    site = Site.load(write(tmp_path, "d", None, file="d.csv.gz", sep=";", decimal=",", drop=[]))
     assert site.federation(agree([site.summary()])).data["y"].tolist() == [0, 1]
+    assert site.rows.x.tolist() == [[1.5], [2.0]] and not any(
+        "age" in line for line in check(tmp_path / "d.toml")
+    )
 
 
 def test_images_and_parquet_or_what_to_install(tmp_path: Path) -> None:

@@ -521,6 +521,9 @@ def _main(arguments: Sequence[str]) -> int:
 def _usage(error: Any, arguments: Sequence[str]) -> str:
     """What typer says of a command line, and where to read on."""
     said = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", error.format_message())  # typer's hint and click's
+    if choice := re.search(r"'([^']*)' is not one of (.*)", said):
+        hint = did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2]))
+        said = f"{said.rstrip('.')}; {hint}" if hint else said
     where = error.ctx.command_path if getattr(error, "ctx", None) else "fedsaddle"
     script = next((a for a in arguments[:1] if a.endswith(".toml")), None)
     remedy = f"fedsaddle run {script}" if script else f"{where} --help"

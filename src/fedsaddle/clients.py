@@ -146,9 +146,11 @@ class Clients(ABC):
     writes = True  # whether this process writes the run's files; one does, where several compute it
     remote = False  # whether the data are elsewhere
 
-    def __init__(self, sizes: Tensor, participation: Participation, seeds: Sequence[int]) -> None:
-        self.n_clients = len(sizes)
-        self.sizes = sizes  # samples of each client [N]
+    def __init__(self, federation: Federation, participation: Participation, seeds: Sequence[int]) -> None:
+        self.n_clients = federation.n_clients
+        self.sizes = federation.sizes  # samples of each client [N]
+        self.names = federation.names  # of the clients
+        self.unscaled = "x" in federation.data and federation.scaling is None  # features as the user has them
         self.seeds = tuple(seeds)  # one, or those of R replicas that are computed together
         self.participation = participation
         self.traffic = Traffic()
@@ -438,12 +440,13 @@ class Clients(ABC):
         def check(r: Tensor) -> None:
             bad = (~r.isfinite()).any(-1)
             if bad.any():
-                client = int(ids[bad.cpu().numpy()].flat[0])
+                client = self.names[int(ids[bad.cpu().numpy()].flat[0])]
                 owner = work.__qualname__.partition(".")[0]
                 lr = getattr(getattr(work, "__self__", None), "lr", None)
+                scale = 'scale the features ([data] scale = "standard"), or ' if self.unscaled else ""
                 raise Diverged(
-                    f"{owner}: diverged in round {self.round + 1}, what client {client} answers to {work.__name__} is not "
-                    f"finite; scale the features, or lower the step size (lr is {lr})"
+                    f"{owner}: diverged in round {self.round + 1}, what client {client!r} answers to {work.__name__} is "
+                    f"not finite; {scale}lower the step size (lr is {lr})"
                 )
 
         tree_map(check, replies)

@@ -379,7 +379,7 @@ def _federation(tree: Tree, progress: bool | None, networks: dict[str, nn.Module
                 federation = Federation.from_files(part["files"], **options)
             else:
                 file, sep = Path(part["file"]), options.pop("sep")
-                table = _table(file, sep)
+                table = _table(file, sep, options.pop("decimal"))
                 with in_file(file, sep):
                     federation = Federation.from_frame(table, **options)
             federation = _held_out(federation, **split).scaled(scale)
@@ -420,13 +420,13 @@ def _held_out(federation: Federation, test: float | None, valid: float | None, s
     return federation
 
 
-def _table(file: Path, sep: str) -> Any:
+def _table(file: Path, sep: str, decimal: str) -> Any:
     if not file.is_file():
         hint = similar_file(file)
         raise FedsaddleError(f"data.file: {file} is not there, or not a file{hint and f'; {hint}'}")
     if file_format(file) not in ("csv", "parquet"):
         raise FedsaddleError(f"data.file: must be a .csv or .parquet file, got {file.name}")
-    return read_frame(file, sep)
+    return read_frame(file, sep, decimal)
 
 
 def _model(tree: Tree, shape: tuple[int, ...], classes: Sequence[str]) -> nn.Module:

@@ -199,9 +199,10 @@ class Federation:
             parts.append(f"{self.data['y'].double().mean():.1%} {self.classes[1]!r}")
         elif self.classes:
             parts.append(f"{len(self.classes)} classes")
-        for name, part in (("test", self.test), ("valid", self.valid)):
+        for name, part in (("test", self.test), ("validation", self.valid)):
             if part is not None:
-                parts.append(f"{name} {part.n_samples} {'pooled' if part.n_clients == 1 else 'per client'}")
+                where = "in one pool" if part.n_clients == 1 else "at the clients"
+                parts.append(f"{part.n_samples} {name} samples {where}")
         return f"Federation({', '.join(parts)})"
 
     # ------------------------------------------------------------------------------------- new from this one
@@ -510,6 +511,7 @@ class Federation:
         positive: Any = None,
         drop: Sequence[str] = (),
         sep: str = ",",
+        decimal: Literal[".", ","] = ".",
         task: str | None = None,
         impute: Literal["none", "median", "mean"] = "none",
         dtype: torch.dtype = torch.float32,
@@ -525,11 +527,12 @@ class Federation:
             positive: the label value (or list of values) that becomes class 1.
             drop: columns of .csv and .parquet files that are not features.
             sep: the character between the columns of .csv files.
+            decimal: the decimal mark of their numbers; `","` reads 1,5.
             task: `"classification"` or `"regression"`; guessed from the label unless given.
             impute: of missing values, as in `from_frame`; the statistic is over all files.
             dtype: floating type of x.
         """
-        x, y, parts, names, columns = ingest.read_files(paths, label, drop, sep, impute != "none")
+        x, y, parts, names, columns = ingest.read_files(paths, label, drop, sep, impute != "none", decimal)
         return cls.from_arrays(
             x, y, clients=parts, names=names, feature_names=columns, positive=positive, task=task, impute=impute,
             dtype=dtype,

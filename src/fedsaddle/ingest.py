@@ -637,7 +637,12 @@ class _Table(NamedTuple):
 
 
 def read_files(
-    paths: Any, label: str | None, drop: Sequence[str] = (), sep: str = ",", gaps: bool = False
+    paths: Any,
+    label: str | None,
+    drop: Sequence[str] = (),
+    sep: str = ",",
+    gaps: bool = False,
+    decimal: str = ".",
 ) -> tuple[Array, Array, list[IntArray], list[str], tuple[str, ...]]:
     """x, y, the rows of each file, the client that each file names, and the names of x's columns.
 
@@ -650,7 +655,7 @@ def read_files(
         if name in names[:i]:
             twins = f"{files[names.index(name)]} and {files[i]}"
             raise FedsaddleError(f"two files name the client {name!r} ({twins}): rename one of them")
-    tables = [_read_file(file, label, drop, sep) for file in files]
+    tables = [_read_file(file, label, drop, sep, decimal) for file in files]
     columns, xs = tables[0].columns, _aligned(files, tables)
     if columns:
         xs, columns = one_hot(xs, files, sep, gaps)
@@ -703,23 +708,26 @@ def file_format(file: Path) -> str:
     return FORMATS.get(inner.suffix.lower(), "libsvm" if packed else "")
 
 
-def read_frame(file: Path, sep: str = ",") -> Any:
+def read_frame(file: Path, sep: str = ",", decimal: str = ".") -> Any:
     """A .csv or .parquet file as a DataFrame.
 
     Args:
         file: may be compressed, if it is .csv.
         sep: one character between the columns of a .csv file.
+        decimal: the decimal mark of its numbers, "." or ",".
     """
     kind = file_format(file)
     if len(sep) != 1:
         raise FedsaddleError(f"sep must be one character, got {sep!r}")
+    if decimal not in (".", ","):
+        raise FedsaddleError(f"decimal must be '.' or ',', got {decimal!r}")
     pandas = optional_import("pandas", f"{kind} files")
     with _reading(file, kind):
         if kind == "csv":
             names = pandas.read_csv(file, sep=sep, header=None, nrows=1, dtype=str).iloc[0].value_counts()
             if len(names) and names.iloc[0] > MAX_TWINS:  # pandas would number them, in quadratic time
                 raise ValueError(f"{names.iloc[0]} columns are called {str(names.index[0])[:40]!r}")
-            frame = pandas.read_csv(file, sep=sep)
+            frame = pandas.read_csv(file, sep=sep, decimal=decimal)
         else:
             frame = pandas.read_parquet(file)
     if len(frame) == 0:
@@ -859,13 +867,13 @@ def line_of(file: Path, row: int, sep: str = ",") -> int:
     return line
 
 
-def _read_file(file: Path, label: str | None, drop: Sequence[str], sep: str) -> _Table:
+def _read_file(file: Path, label: str | None, drop: Sequence[str], sep: str, decimal: str) -> _Table:
     """x, y and column names of one client's file."""
     if file_format(file) not in ("csv", "parquet"):
         if drop:
             raise FedsaddleError(f"{file} has no named columns: leave drop out, or remove them from the file")
         return _Table(*read_arrays(file), ())
-    frame = read_frame(file, sep)
+    frame = read_frame(file, sep, decimal)
     if label is None:
         raise FedsaddleError(
             f"{file} is a table: name its label column with label=, one of {short(frame.columns)}"

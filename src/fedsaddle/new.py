@@ -24,10 +24,13 @@ from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, similar_f
 from fedsaddle.ingest import (
     MISSING,
     MOST_VALUES,
+    BadRow,
+    check_present,
     column,
     expand,
     file_format,
     levels,
+    located,
     no_column,
     read_frame,
     short,
@@ -52,6 +55,7 @@ _YES = ("1", "True", "true", "yes", "Yes", "YES", "y", "Y", "positive", "Positiv
 _MOST_SITES = 1000
 _FEW_ROWS = 10  # a site is proposed to have at least so many, on average
 _MOST_GAPS = 0.5  # of a column's rows: one with so many, or more, is dropped
+_MOST_STRAYS = 0.05  # of a column's values: with no more texts among them, they are meant to be numbers
 _MOST_ASKED = 20  # columns that a question names
 
 
@@ -159,6 +163,7 @@ class Source(NamedTuple):
     partition: list[tuple[str, Any, str]]
     python: str  # lines that make `federation`
     words: list[str]
+    texts: Sequence[str] = ()  # columns of text that are features
 
 
 def project(folder: Path, wanted: Wanted, script: bool = False, terminal: bool | None = None) -> list[str]:
@@ -192,9 +197,16 @@ def project(folder: Path, wanted: Wanted, script: bool = False, terminal: bool |
     for file, content in zip(files, written, strict=False):
         with open(file, "x", encoding="utf-8") as stream:  # fails if somebody made it just now
             stream.write(content)
-    lines = [*source.words, f"{federation!r}", *_alike(federation, AIMS[aim]), ""]
+    lines = [*source.words, *_encoded(federation, source.texts), f"{federation!r}"]
+    lines += [*_alike(federation, AIMS[aim]), ""]
     lines += [f"{folder / CONFIG}: fedsaddle run {folder / CONFIG}"]
     return lines + ([f"{folder / SCRIPT}: python {folder / SCRIPT}"] if script else [])
+
+
+def _encoded(federation: Any, texts: Sequence[str]) -> list[str]:
+    """A word on columns of text, which are features of 0 and 1."""
+    features = [name for name in federation.feature_names if name.startswith(tuple(f"{c}=" for c in texts))]
+    return [f"  {short(texts)}: {len(features)} features of 0 and 1, one for each text"] if features else []
 
 
 def _alike(federation: Any, aim: Aim) -> list[str]:
@@ -273,21 +285,22 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     """A table with a column of sites, or a table a site."""
     if wanted.sites is not None:
         raise FedsaddleError("new: --sites has no use, the data have sites of their own; leave it out")
-    import pandas
-
     single = path.is_file()
     files = [path] if single else expand(path)
     sep = _separator(files[0])
     with _patience(f"reading {path}"):
-        frames = [read_frame(file, sep) for file in files]
-        frame = frames[0] if single else pandas.concat(frames, ignore_index=True)
-    names = [str(c) for c in frame.columns]
-    frame.columns = names
+        decimal, frames, frame = _read(files, sep)
+    names = list(frame.columns)
     label = ask(
         "--label", f"Which column is predicted ({_choice(names, _labels(frame))})", wanted.label,
         next(iter(_labels(frame)), None), _column("--label", path, names), f"no column of {path} has two values",
     )  # fmt: skip
-    values = _levels(frame[label], label, files[0])
+    for file, own in zip(files, frames, strict=True):
+        if label not in own.columns:
+            raise FedsaddleError(no_column(file.name, label, own.columns))
+        with located(file, sep):
+            check_present(column(own[label], label), label, "drop that row, or choose another column")
+    values = levels(column(frame[label], label), label, "")[0]
     if len(values) < 2:
         raise FedsaddleError(f"new: column {label!r} has one value, {values[0]}; choose another --label")
     positive = ask(
@@ -305,6 +318,7 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     elif wanted.site is not None:
         raise FedsaddleError("new: --site has no use, each file is a site; leave it out")
     used = [label, *([group] if group else [])]
+    _no_strays(files, frames, frame.drop(columns=used), sep, decimal)
     dropped = _no_features(frame, used)
     if len(dropped) + len(used) >= len(names):
         raise FedsaddleError(
@@ -318,19 +332,26 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
         if n
     }
     stored = _as_stored(frame[label], positive)
-    return _source(path, folder, sep, label, group, stored, dropped, filled, len(files))
+    kept = [name for name in left.columns if name in texts]
+    guessed = group is not None and wanted.site is None and not ask.terminal
+    return _source(
+        path, folder, sep, decimal, label, group, guessed, stored, dropped, filled, len(files), kept
+    )
 
 
 def _source(
     path: Path,
     folder: Path,
     sep: str,
+    decimal: str,
     label: str,
     group: str | None,
+    guessed: bool,  # the group
     positive: Any,
     dropped: dict[str, str],
     filled: dict[str, str],
     files: int,
+    texts: Sequence[str],
 ) -> Source:
     place = _relative(path, folder)
     data: list[tuple[str, Any, str]] = [
@@ -350,6 +371,8 @@ def _source(
         data.append(("drop", dropped, "not features:"))
     if sep != ",":
         data.append(("sep", sep, "between columns"))
+    if decimal != ".":
+        data.append(("decimal", decimal, "of numbers such as 1,5"))
     if filled:
         told = [f"{to_value(name)}: {how}" for name, how in filled.items()]
         data.append(("impute", "median", "\n".join(["of the training rows:", *told])))
@@ -357,7 +380,7 @@ def _source(
     data.append(("test", 0.25, "each site holds out a quarter of its samples"))
     columns = {"label": label, "positive": positive} | ({"drop": list(dropped)} if dropped else {})
     columns |= {"impute": "median"} if filled else {}
-    between = {"sep": sep} if sep != "," else {}
+    between = ({"sep": sep} if sep != "," else {}) | ({"decimal": decimal} if decimal != "." else {})
     if group:
         read = "read_parquet" if file_format(path) == "parquet" else "read_csv"
         python = f"frame = {_called_with(f'pd.{read}', [f'HERE / {_python(place)}'], between)}\n"
@@ -367,10 +390,12 @@ def _source(
         made = _called_with("fs.Federation.from_files", [f"str(HERE / {_python(place)})"], columns | between)
     python += f'federation = {made}\nfederation = federation.holdout(0.25).scaled("standard")'
     who = f"sites by {group!r}" if group else f"{files} files, each a site"
+    who += " (a guess; --site COLUMN chooses)" if guessed else ""
     words = [f"{path}: {who}; predicts {label!r}, positive is {positive!r}"]
+    words += [f"  numbers have a decimal {decimal!r}"] if decimal != "." else []
     words += [f"  {name!r} is dropped: {why}" for name, why in dropped.items()]
     words += [f"  {name!r} is kept: {how}" for name, how in filled.items()]
-    return Source(data, [], python, words)
+    return Source(data, [], python, words, texts)
 
 
 def _known_data(said: str) -> str:
@@ -403,6 +428,38 @@ def _separator(file: Path) -> str:
     except Exception as error:  # pandas has its own zoo of exceptions
         raise FedsaddleError(f"{file} cannot be read as csv: {first_line(error)}") from error
     return max((",", ";", "\t", "|"), key=lambda sep: len(next(csv.reader([first], delimiter=sep))))
+
+
+def _read(files: Sequence[Path], sep: str) -> tuple[str, list[Any], Any]:
+    """The decimal mark of the files' numbers, a table a file, and all rows together."""
+    import pandas
+
+    def tables(decimal: str) -> tuple[list[Any], Any]:
+        frames = [read_frame(file, sep, decimal) for file in files]
+        for own in frames:
+            own.columns = [str(c) for c in own.columns]
+        return frames, frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
+
+    frames, frame = tables(".")
+    commas = next((c for c in text_columns(frame) if _have_commas(frame[c], sep)), None)
+    if commas is None:
+        return ".", frames, frame
+    points = set(frame.columns) - set(text_columns(frame))
+    frames, frame = tables(",")
+    if lost := [c for c in text_columns(frame) if c in points]:
+        raise FedsaddleError(
+            f"{files[0].name}: column {commas!r} has decimal commas, {lost[0]!r} decimal points; write them alike"
+        )
+    return ",", frames, frame
+
+
+def _have_commas(values: Any, sep: str) -> bool:
+    """Whether most texts of a column are numbers such as 1,5; in a file with commas between columns 1,234 may be 1234."""
+    present = values.dropna().astype(str)
+    parts = present[present.str.fullmatch(r"-?\d+,\d+")]
+    if sep == "," and parts.str.fullmatch(r"-?[1-9]\d{0,2},\d{3}").all():
+        return False
+    return len(parts) > 0 and bool(present.str.fullmatch(r"-?\d+(,\d+)?").mean() > 0.5)
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -459,10 +516,6 @@ def _sites(frame: Any, label: str) -> list[str]:
     return [*known, *other]
 
 
-def _levels(values: Any, name: str, file: Path) -> tuple[str, ...]:
-    return levels(column(values, name), f"{file.name}: {name}", "drop that row, or choose another column")[0]
-
-
 def _positive(values: Any) -> str | None:
     """The value that says yes, else the rarer of two."""
     counts = {text_of(k): int(n) for k, n in values.value_counts().items()}
@@ -509,6 +562,32 @@ def _no_features(frame: Any, used: Sequence[str]) -> dict[str, str]:
             elif n > MOST_VALUES:
                 out[name] = f"{n} numbers that are names, not amounts"
     return out
+
+
+def _no_strays(files: Sequence[Path], frames: Sequence[Any], features: Any, sep: str, decimal: str) -> None:
+    """Refuse a text in a column of numbers, which would cost the column."""
+    import pandas
+
+    def are_texts(values: Any) -> Any:
+        texts = values.reset_index(drop=True).dropna().astype(str).str.replace(decimal, ".", regex=False)
+        return pandas.to_numeric(texts, errors="coerce").isna()
+
+    for name in text_columns(features):
+        odd = are_texts(features[name])
+        gaps = 1 - len(odd) / len(features)
+        if gaps >= _MOST_GAPS or "id" in _words(name) or not 0 < odd.mean() <= _MOST_STRAYS:
+            continue
+        for file, own in zip(files, frames, strict=True):
+            if name in own.columns and (here := are_texts(own[name])).any():
+                row = int(here.idxmax())
+                what = f"column {name!r} has numbers, but {own[name].iloc[row]!r} at row {row}"
+                more = f" ({int(odd.sum())} such values in all)" if odd.sum() > 1 else ""
+                with located(file, sep):
+                    raise BadRow(
+                        what + more,
+                        row,
+                        "correct it or drop the row; if these are codes, take the column out",
+                    )
 
 
 def _are_whole(values: Any) -> bool:

@@ -144,8 +144,8 @@ def _owner_and_keys(
         if way == "files":
             own = {"files": Key(str | list[str])} | keys_of(Federation.from_files, "paths", "dtype") | own
         else:
-            table = keys_of(Federation.from_frame, "frame", "dtype") | {"sep": Key(str, ",")}
-            own = {"file": Key(str)} | table | own
+            table, of_files = keys_of(Federation.from_frame, "frame", "dtype"), keys_of(Federation.from_files)
+            own = {"file": Key(str)} | table | {k: of_files[k] for k in ("sep", "decimal")} | own
     return f"{path} with {way}", own
 
 

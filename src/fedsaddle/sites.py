@@ -71,6 +71,7 @@ class DataFile:
         rare: values of a category that fewer training rows have are never named to anyone; nor is anything said of a
             numeric column with gaps in which fewer have a number.
         sep: the character between the columns of a .csv file.
+        decimal: the decimal mark of its numbers; "," reads 1,5.
         impute: "mean": a missing number is the mean of its column over all sites' training rows, a missing text is a
             value of its own; "none" refuses both.
         scale: of numeric features, over all sites' training rows, as in `Federation.scaled`.
@@ -88,6 +89,7 @@ class DataFile:
     categories: Sequence[str] = ()
     rare: int = 5
     sep: str = ","
+    decimal: Literal[".", ","] = "."
     impute: Literal["none", "median", "mean"] = "none"
     scale: Literal["none", "unit", "symmetric", "standard"] = "standard"
     valid: float = 0.0
@@ -218,7 +220,7 @@ class Site:
         return found.hexdigest()
 
     def _table(self) -> Rows:
-        data, frame = self.data, ingest.read_frame(self.file, self.data.sep)
+        data, frame = self.data, ingest.read_frame(self.file, self.data.sep, self.data.decimal)
         for problem in _missing_columns(self, frame):
             raise FedsaddleError(problem)
         features = [c for c in frame.columns if c not in (data.label, data.together, *data.drop)]
@@ -748,7 +750,7 @@ def check(path: str | os.PathLike[str]) -> list[str]:
             return wrong
         site = Site.load(path)
         if os.path.exists(site.file) and site.is_table:
-            frame = ingest.read_frame(site.file, site.data.sep)
+            frame = ingest.read_frame(site.file, site.data.sep, site.data.decimal)
             wrong = _missing_columns(site, frame) + _holes(site, frame)
             if wrong:
                 return wrong

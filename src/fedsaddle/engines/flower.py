@@ -101,7 +101,7 @@ class Flower(Clients):
         seeds: Sequence[int],
         dtype: torch.dtype,
     ) -> None:
-        super().__init__(federation.sizes, participation, seeds)
+        super().__init__(federation, participation, seeds)
         if len(seeds) > 1:
             raise FedsaddleError("replicas: engine 'flower' computes one run at a time; use 'stacked'")
         self.device, self.dtype = torch.device("cpu"), dtype

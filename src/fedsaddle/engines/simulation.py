@@ -53,7 +53,7 @@ class Simulation(Clients):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(federation.sizes, participation, seeds)
+        super().__init__(federation, participation, seeds)
         self.device, self.dtype = torch.device(device), dtype
         self._longest = int(federation.sizes.max())
         self.batching = clamped(batching, problem, federation)
