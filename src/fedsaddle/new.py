@@ -689,7 +689,11 @@ def _config_text(name: str, folder: Path, source: Source, aim: Aim, key: str, mo
     ]
     network: list[tuple[str, Any, str]] = [("name", model, f"{MODELS[model]}; fedsaddle list models")]
     network += [("hidden", [16], "units of its layers")] if model == "mlp" else []
-    parts = [head, f"name = {to_value(name)}", _section("data", source.data)]
+    parts = [
+        head,
+        f"name = {to_value(name)}  # of the run, in runs/; for a variant: --set name=local --set algorithm.name=local_sgda",
+        _section("data", source.data),
+    ]
     parts += [_section("partition", source.partition)] if source.partition else []
     parts += [_section("model", network), _section("problem", problem), _section("algorithm", algorithm)]
     return "\n\n".join([*parts, _section("train", train)]) + "\n"
