@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import html
 import json
 import re
 import sys
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import fedsaddle as fs
 from fedsaddle import report
+from fedsaddle.figures import linear_weights
 from fedsaddle.models import Linear
 from tests.harness import binary
 
@@ -28,13 +31,18 @@ HOSTILE = (
 
 
 def auc_run(
-    out: Path, names: tuple[str, ...] | None = None, algorithm: Any = None, seed: int = 0, **options: Any
+    out: Path,
+    names: tuple[str, ...] | None = None,
+    algorithm: Any = None,
+    seed: int = 0,
+    features: tuple[str, ...] = (),
+    **options: Any,
 ) -> Path:
     torch.manual_seed(0)
     fed = binary()
     if names is not None:
         fed = dataclasses.replace(fed, names=names)
-    fed = dataclasses.replace(fed, classes=("benign", "malignant"))
+    fed = dataclasses.replace(fed, classes=("benign", "malignant"), feature_names=features)
     algorithm = algorithm or fs.CODASCA(lr=0.05, local_steps=2)
     fs.train(
         fs.AUC(Linear(3)), algorithm, fed, rounds=6, batch_size=4, seed=seed, out=out, **options
@@ -230,6 +238,41 @@ def test_the_agreed_share_of_positives_is_reported(tmp_path: Path) -> None:
     assert result["classes"] == ["benign", "malignant"]
     assert p == pytest.approx(sum(ratios) / len(ratios))
     assert f"{p:.6g}" in Page(report.write_report(folder)).text
+
+
+def test_a_linear_models_weights_are_drawn_largest_first(tmp_path: Path) -> None:
+    features = ("age", HOSTILE, "dose")
+    folder = auc_run(tmp_path / "run", features=features)
+    weights = load_file(folder / "model.safetensors")["1.weight"][0].tolist()
+    order = sorted(range(3), key=lambda i: -abs(weights[i]))
+    page = Page(report.write_report(folder))
+    (bars,) = (t for f in page.figures for t in f["data"] if f["layout"]["xaxis"].get("zeroline"))
+    assert bars["x"] == pytest.approx([weights[i] for i in order], rel=1e-5)
+    assert bars["text"] == [f"<b>{html.escape(features[i])}</b>" for i in order]
+    assert "weights" in page.cards and "not scaled" in page.text and "so comparable" not in page.text
+    sample = json.loads((folder / "result.json").read_text())["sample"]
+    edit_result(folder, sample=sample | {"shift": [0.0] * 3, "width": [1.0] * 3})
+    assert "as scaled for training, and so comparable" in Page(report.write_report(folder)).text
+    for other in (
+        {"0.weight": torch.ones(2, 3), "0.bias": torch.ones(2), "2.weight": torch.ones(1, 2)},
+        {"norm": torch.ones(3), "weight": torch.ones(1, 3)},
+        {"weight": torch.ones(1, 4)},
+        {},
+    ):
+        save_file(other, folder / "model.safetensors")
+        assert "weights" not in Page(report.write_report(folder)).cards
+    edit_result(folder, sample=None)
+    assert "weights" not in Page(report.write_report(folder)).cards
+
+
+def test_of_many_weights_the_largest_are_drawn_for_each_class() -> None:
+    table = torch.linspace(-1, 2, 60).reshape(2, 30).numpy()
+    drawn = linear_weights(table, [f"f{i}" for i in range(30)], ["no", "yes"], scaled=True)
+    assert drawn is not None and drawn.choice and "25 largest of 30" in drawn.note
+    assert [p.title for p in drawn.panels] == ["no", "yes"]
+    for panel, row in zip(drawn.panels, table, strict=True):
+        assert panel.data[0]["x"] == pytest.approx(sorted(row, key=lambda v: -abs(v))[:25], rel=1e-5)
+    assert linear_weights(table * float("nan"), [""] * 30, [], scaled=True) is None
 
 
 # ---------------------------------------------------------------------------------------------- what is missing

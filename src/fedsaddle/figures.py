@@ -75,6 +75,7 @@ _EMPTY_TO_FULL = [[0, "@empty"], [1, "@c0"]]
 _LOW_TO_HIGH = [[0, "@c1"], [0.5, "@empty"], [1, "@c0"]]
 _NAMED_CLIENTS = 40  # beyond this, clients are told apart by hovering
 _CALENDAR = (150, 400)  # clients and rounds drawn; more are averaged in bins
+_WEIGHED = 25  # features of a linear model drawn
 _MAP_CLIENTS, _PLOT_CLIENTS = 60, 2000  # Federation.plot: beyond these, a map, and a selection
 
 
@@ -516,6 +517,37 @@ def partition(groups: list[Group]) -> Figure | None:
         f"{plural(int(((table > 0).sum(1) == 1).sum()), 'client')} with one class only."
     )
     return Figure("Data of each client", [Panel("", data, layout, _height(n, most=320))], legend, note)
+
+
+def linear_weights(
+    table: Array, features: Sequence[str], classes: Sequence[str], scaled: bool
+) -> Figure | None:
+    """The weights `[outputs, features]` of a linear model as bars, largest first; the reader chooses among outputs."""
+    if not np.isfinite(table).all():
+        return None
+    outputs = classes if len(classes) == len(table) else [f"output {k + 1}" for k in range(len(table))]
+    panels = []
+    for name, row in zip(outputs, table, strict=True):
+        order = [int(i) for i in np.argsort(-np.abs(row), kind="stable")[:_WEIGHED]]
+        data: list[Record] = [{
+            "type": "bar", "orientation": "h", "x": [float(f"{row[i]:.6g}") for i in order], "y": list(range(len(order))),
+            "marker": {"color": "@c0", "line": {"width": 0}}, "textposition": "none",
+            "text": [f"<b>{escape(features[i])}</b>" for i in order],
+            "hovertemplate": "%{text}<br>%{x:.6~g}<extra></extra>",
+        }]  # fmt: skip
+        named = _clients([features[i] for i in order]) | {"autorange": "reversed"}
+        zero = {"zeroline": True, "zerolinecolor": "@rule"}
+        layout: Record = {"xaxis": {"title": {"text": "Weight"}} | zero, "yaxis": named, "bargap": 0.3}
+        panels.append(Panel(name if len(table) > 1 else "", data, layout, _height(len(order), most=0)))
+    note = "A bar to the right raises the score, one to the left lowers it. "
+    note += (
+        "Weights are of the features as scaled for training, and so comparable."
+        if scaled
+        else "The features were not scaled for training: compare weights only of features in the same unit."
+    )
+    if len(features) > _WEIGHED:
+        note += f" The {_WEIGHED} largest of {len(features):,}."
+    return Figure("What the model weighs", panels, [], note, wide=True, choice="Score of")
 
 
 # ---------------------------------------------------------------------------------------------- parts of figures

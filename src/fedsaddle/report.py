@@ -18,6 +18,7 @@ import numpy as np
 from fedsaddle import figures, page
 from fedsaddle.citing import of_result
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.export import read_weights
 from fedsaddle.figures import LABELS, RESIDUALS, Group, Run, base, curves, finite, label, plural
 from fedsaddle.parse import from_json
 from fedsaddle.progress import human_bytes
@@ -48,6 +49,7 @@ def write_report(run_dir: Folder) -> Path:
     main = figures.main_metric(groups)
     cards = [
         *_figures(groups, main),
+        page.drawn("weights", _linear(folder, run)),
         _key_numbers(run),
         _communication(run),
         _settings(run),
@@ -142,6 +144,23 @@ def _figures(groups: list[Group], main: str) -> list[page.Card | None]:
         page.drawn("convergence", figures.convergence(groups, main)),
         page.drawn("calendar", figures.calendar(one) if one else None),
     ]
+
+
+def _linear(folder: Path, run: Run) -> figures.Figure | None:
+    """The weights of a model that is one dense layer on features with names; nothing for others."""
+    sample, file = run.result.get("sample") or {}, folder / "model.safetensors"
+    features = sample.get("features") or []
+    if not features or sample["shape"] != [len(features)] or sample["tangent"] or not file.is_file():
+        return None
+    tensors = sorted(read_weights(file).values(), key=lambda t: -t.ndim)
+    outputs = len(tensors[0]) if tensors and tensors[0].ndim == 2 else 0
+    if [list(t.shape) for t in tensors] not in (
+        [[outputs, len(features)]],
+        [[outputs, len(features)], [outputs]],
+    ):
+        return None
+    scaled = len(sample["shift"] or []) == len(features)
+    return figures.linear_weights(tensors[0].double().numpy(), features, run.result["classes"], scaled)
 
 
 def _tiles(run: Run, main: str) -> str:
