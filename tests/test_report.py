@@ -153,6 +153,31 @@ def test_repetitions_are_shown_by_mean_and_spread(tmp_path: Path) -> None:
     assert line["y"][-1] == pytest.approx(finals.mean().item())
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "bold"),
+    [
+        ((0.8412,), (0.8407,), 0),  # a run each says nothing of chance
+        ((0.85, 0.86), (0.80,), 0),
+        ((0.85, 0.86), (0.80, 0.81), 1),
+        ((0.85, 0.86), (0.75, 0.87), 0),  # ahead by 0.045, of deviations 0.007 and 0.085
+    ],
+)
+def test_bold_is_what_is_ahead_of_chance(
+    tmp_path: Path, a: tuple[float, ...], b: tuple[float, ...], bold: int
+) -> None:
+    rows: dict[str, list[Path]] = {"a": [], "b": []}
+    for name, value in [("a", v) for v in a] + [("b", v) for v in b]:
+        folder = tmp_path / f"{name}{len(rows[name])}"
+        folder.mkdir()
+        (folder / "history.jsonl").write_text(json.dumps({"round": 1, "auc": value}) + "\n")
+        rows[name].append(folder)
+    page = Page(report.write_comparison(rows, tmp_path / "out.html"))
+    cells = [i for i, (t, _) in enumerate(page.tags) if t == "td"]
+    assert [page.tags[i][1].get("class") for i in cells].count("best") == bold
+    assert not bold or page.tags[cells[0]][1].get("class") == "best"  # the first row, the AUC
+    assert "ahead of the second" in page.text and ("Here none is" in page.text) == (not bold)
+
+
 def test_comparison_has_one_colour_and_one_row_a_run(tmp_path: Path) -> None:
     runs = {
         "CODASCA": auc_run(tmp_path / "a"),
