@@ -265,6 +265,26 @@ def test_the_agreed_share_of_positives_is_reported(tmp_path: Path) -> None:
     assert f"{p:.6g}" in Page(report.write_report(folder)).text
 
 
+def test_test_samples_are_counted_where_data_are_shown(tmp_path: Path) -> None:
+    fed = dataclasses.replace(binary(), classes=("benign", "malignant")).holdout(0.4)
+    folder = tmp_path / "run"
+    fs.train(fs.AUC(Linear(3)), fs.CODASCA(), fed, rounds=1, out=folder).finish()
+    assert fed.test is not None
+    counts = fed.test.class_counts()
+    assert json.loads((folder / "result.json").read_text())["test_class_counts"] == counts.tolist()
+    i = int(counts.sum(1).argmin())
+    whole = f"{counts.sum()} test samples in all, {counts[:, 1].sum()} of class malignant; "
+    least = f"fewest at {fed.names[i]}: {counts[i].sum()}, {counts[i, 1]} of class malignant."
+    assert whole + least in Page(report.write_report(folder)).text
+    edit_result(folder, test_class_counts=[counts.sum(0).tolist()])  # one pooled set
+    assert whole + "they are of no client." in Page(report.write_report(folder)).text
+    edit_result(folder, test_class_counts=None)  # as without test data, and in folders of an older fedsaddle
+    page = Page(report.write_report(folder))
+    assert "training samples, " in page.text and "test samples" not in page.text.replace(
+        "all test samples pooled", ""
+    )
+
+
 def test_a_linear_models_weights_are_drawn_largest_first(tmp_path: Path) -> None:
     features = ("age", HOSTILE, "dose")
     folder = auc_run(tmp_path / "run", features=features)

@@ -516,7 +516,24 @@ def partition(groups: list[Group]) -> Figure | None:
         f"The rarest class, {classes[int(totals.argmin())]}, is {totals.min() / totals.sum():.1%} of all; "
         f"{plural(int(((table > 0).sum(1) == 1).sum()), 'client')} with one class only."
     )
+    tests = first.result.get("test_class_counts")  # an older fedsaddle wrote none
+    if tests and all(r.result.get("test_class_counts") == tests for r in others):
+        counted = first.settings.get("problem.positive", int(totals.argmin()))
+        note += _test_rows(np.array(tests), counted, classes[counted], names)
     return Figure("Data of each client", [Panel("", data, layout, _height(n, most=320))], legend, note)
+
+
+def _test_rows(table: Array, counted: int, name: str, names: Sequence[str]) -> str:
+    """Test samples `[N or 1, C]` in words, in all and at the client that has fewest, and those of the class counted."""
+    text = (
+        f" {plural(int(table.sum()), 'test sample')} in all, {int(table[:, counted].sum()):,} of class {name}"
+    )
+    if len(table) != len(names):
+        return f"{text}; they are of no client."
+    i = int(table.sum(1).argmin())
+    return (
+        f"{text}; fewest at {names[i]}: {int(table[i].sum()):,}, {int(table[i, counted]):,} of class {name}."
+    )
 
 
 def linear_weights(
