@@ -518,7 +518,9 @@ def partition(groups: list[Group]) -> Figure | None:
     )
     tests = first.result.get("test_class_counts")  # an older fedsaddle wrote none
     if tests and all(r.result.get("test_class_counts") == tests for r in others):
-        counted = first.settings.get("problem.positive", int(totals.argmin()))
+        counted = int(totals.argmin())
+        if "auc" in first.result.get("per_client", {}):  # of more classes without an AUC none is positive
+            counted = first.settings.get("problem.positive", counted)
         note += _test_rows(np.array(tests), counted, classes[counted], names)
     return Figure("Data of each client", [Panel("", data, layout, _height(n, most=320))], legend, note)
 
