@@ -21,7 +21,7 @@ sync_api = pytest.importorskip("playwright.sync_api")
 
 # what a page must show, and how many figures each card has
 CARDS = {
-    "run": {"course": 2, "clients": 2, "partition": 1, "convergence": 3, "calendar": 1},
+    "run": {"course": 2, "clients": 2, "partition": 1, "convergence": 3, "calendar": 1, "weights": 1},
     "comparison": {"course": 4, "clients": 1, "partition": 1, "convergence": 3},
     "sweep": {"seeds": 1, "maps": 3, "parallel": 1},
 }
@@ -87,7 +87,8 @@ def browser() -> Iterator[Any]:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     out = tmp_path_factory.mktemp("pages")
     robust = fs.ScaffPD(ambiguity="chi2(0.05)", tau=0.3, sigma=2.0, local_steps=2)
-    run = auc_run(out / "run", algorithm=robust, participation=fs.Uniform(4))
+    features = ("age", "systolic blood pressure, standing", "dose")
+    run = auc_run(out / "run", algorithm=robust, participation=fs.Uniform(4), features=features)
     points = {
         "algorithm.lr": [0.1, 0.05, 1e200],
         "algorithm.server_lr": [1.0, 0.5],

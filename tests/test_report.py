@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import html
 import json
 import re
 import sys
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import fedsaddle as fs
 from fedsaddle import report
+from fedsaddle.figures import linear_weights
 from fedsaddle.models import Linear
 from tests.harness import binary
 
@@ -28,13 +31,18 @@ HOSTILE = (
 
 
 def auc_run(
-    out: Path, names: tuple[str, ...] | None = None, algorithm: Any = None, seed: int = 0, **options: Any
+    out: Path,
+    names: tuple[str, ...] | None = None,
+    algorithm: Any = None,
+    seed: int = 0,
+    features: tuple[str, ...] = (),
+    **options: Any,
 ) -> Path:
     torch.manual_seed(0)
     fed = binary()
     if names is not None:
         fed = dataclasses.replace(fed, names=names)
-    fed = dataclasses.replace(fed, classes=("benign", "malignant"))
+    fed = dataclasses.replace(fed, classes=("benign", "malignant"), feature_names=features)
     algorithm = algorithm or fs.CODASCA(lr=0.05, local_steps=2)
     fs.train(
         fs.AUC(Linear(3)), algorithm, fed, rounds=6, batch_size=4, seed=seed, out=out, **options
@@ -145,6 +153,31 @@ def test_repetitions_are_shown_by_mean_and_spread(tmp_path: Path) -> None:
     assert line["y"][-1] == pytest.approx(finals.mean().item())
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "bold"),
+    [
+        ((0.8412,), (0.8407,), 0),  # a run each says nothing of chance
+        ((0.85, 0.86), (0.80,), 0),
+        ((0.85, 0.86), (0.80, 0.81), 1),
+        ((0.85, 0.86), (0.75, 0.87), 0),  # ahead by 0.045, of deviations 0.007 and 0.085
+    ],
+)
+def test_bold_is_what_is_ahead_of_chance(
+    tmp_path: Path, a: tuple[float, ...], b: tuple[float, ...], bold: int
+) -> None:
+    rows: dict[str, list[Path]] = {"a": [], "b": []}
+    for name, value in [("a", v) for v in a] + [("b", v) for v in b]:
+        folder = tmp_path / f"{name}{len(rows[name])}"
+        folder.mkdir()
+        (folder / "history.jsonl").write_text(json.dumps({"round": 1, "auc": value}) + "\n")
+        rows[name].append(folder)
+    page = Page(report.write_comparison(rows, tmp_path / "out.html"))
+    cells = [i for i, (t, _) in enumerate(page.tags) if t == "td"]
+    assert [page.tags[i][1].get("class") for i in cells].count("best") == bold
+    assert not bold or page.tags[cells[0]][1].get("class") == "best"  # the first row, the AUC
+    assert "ahead of the second" in page.text and ("Here none is" in page.text) == (not bold)
+
+
 def test_comparison_has_one_colour_and_one_row_a_run(tmp_path: Path) -> None:
     runs = {
         "CODASCA": auc_run(tmp_path / "a"),
@@ -230,6 +263,61 @@ def test_the_agreed_share_of_positives_is_reported(tmp_path: Path) -> None:
     assert result["classes"] == ["benign", "malignant"]
     assert p == pytest.approx(sum(ratios) / len(ratios))
     assert f"{p:.6g}" in Page(report.write_report(folder)).text
+
+
+def test_test_samples_are_counted_where_data_are_shown(tmp_path: Path) -> None:
+    fed = dataclasses.replace(binary(), classes=("benign", "malignant")).holdout(0.4)
+    folder = tmp_path / "run"
+    fs.train(fs.AUC(Linear(3)), fs.CODASCA(), fed, rounds=1, out=folder).finish()
+    assert fed.test is not None
+    counts = fed.test.class_counts()
+    assert json.loads((folder / "result.json").read_text())["test_class_counts"] == counts.tolist()
+    i = int(counts.sum(1).argmin())
+    whole = f"{counts.sum()} test samples in all, {counts[:, 1].sum()} of class malignant; "
+    least = f"fewest at {fed.names[i]}: {counts[i].sum()}, {counts[i, 1]} of class malignant."
+    assert whole + least in Page(report.write_report(folder)).text
+    edit_result(folder, test_class_counts=[counts.sum(0).tolist()])  # one pooled set
+    assert whole + "they are of no client." in Page(report.write_report(folder)).text
+    edit_result(folder, test_class_counts=None)  # as without test data, and in folders of an older fedsaddle
+    page = Page(report.write_report(folder))
+    assert "training samples, " in page.text and "test samples" not in page.text.replace(
+        "all test samples pooled", ""
+    )
+
+
+def test_a_linear_models_weights_are_drawn_largest_first(tmp_path: Path) -> None:
+    features = ("age", HOSTILE, "dose")
+    folder = auc_run(tmp_path / "run", features=features)
+    weights = load_file(folder / "model.safetensors")["1.weight"][0].tolist()
+    order = sorted(range(3), key=lambda i: -abs(weights[i]))
+    page = Page(report.write_report(folder))
+    (bars,) = (t for f in page.figures for t in f["data"] if f["layout"]["xaxis"].get("zeroline"))
+    assert bars["x"] == pytest.approx([weights[i] for i in order], rel=1e-5)
+    assert bars["text"] == [f"<b>{html.escape(features[i])}</b>" for i in order]
+    assert "weights" in page.cards and "not scaled" in page.text and "so comparable" not in page.text
+    sample = json.loads((folder / "result.json").read_text())["sample"]
+    edit_result(folder, sample=sample | {"shift": [0.0] * 3, "width": [1.0] * 3})
+    assert "as scaled for training, and so comparable" in Page(report.write_report(folder)).text
+    for other in (
+        {"0.weight": torch.ones(2, 3), "0.bias": torch.ones(2), "2.weight": torch.ones(1, 2)},
+        {"norm": torch.ones(3), "weight": torch.ones(1, 3)},
+        {"weight": torch.ones(1, 4)},
+        {},
+    ):
+        save_file(other, folder / "model.safetensors")
+        assert "weights" not in Page(report.write_report(folder)).cards
+    edit_result(folder, sample=None)
+    assert "weights" not in Page(report.write_report(folder)).cards
+
+
+def test_of_many_weights_the_largest_are_drawn_for_each_class() -> None:
+    table = torch.linspace(-1, 2, 60).reshape(2, 30).numpy()
+    drawn = linear_weights(table, [f"f{i}" for i in range(30)], ["no", "yes"], scaled=True)
+    assert drawn is not None and drawn.choice and "25 largest of 30" in drawn.note
+    assert [p.title for p in drawn.panels] == ["no", "yes"]
+    for panel, row in zip(drawn.panels, table, strict=True):
+        assert panel.data[0]["x"] == pytest.approx(sorted(row, key=lambda v: -abs(v))[:25], rel=1e-5)
+    assert linear_weights(table * float("nan"), [""] * 30, [], scaled=True) is None
 
 
 # ---------------------------------------------------------------------------------------------- what is missing

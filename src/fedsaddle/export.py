@@ -162,17 +162,22 @@ def _of_folder(folder: Path, model: nn.Module | None) -> _Trained:
     return _Trained(module, shape, next(module.model.parameters()).dtype, ("score",), about)
 
 
-def with_weights(model: nn.Module, file: Path) -> nn.Module:
-    """A copy of the module with the weights of a safetensors file, in their precision."""
-    from copy import deepcopy
-
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by their names."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        weights = load_file(file)
+        return load_file(file)
     except (OSError, SafetensorError) as error:
         raise FedsaddleError(f"{file}: cannot be read as safetensors ({first_line(error)})") from error
+
+
+def with_weights(model: nn.Module, file: Path) -> nn.Module:
+    """A copy of the module with the weights of a safetensors file, in their precision."""
+    from copy import deepcopy
+
+    weights = read_weights(file)
     kinds = {v.dtype for v in weights.values() if v.is_floating_point()}
     module = deepcopy(model).to(kinds.pop() if len(kinds) == 1 else None)
     try:

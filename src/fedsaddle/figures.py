@@ -75,6 +75,7 @@ _EMPTY_TO_FULL = [[0, "@empty"], [1, "@c0"]]
 _LOW_TO_HIGH = [[0, "@c1"], [0.5, "@empty"], [1, "@c0"]]
 _NAMED_CLIENTS = 40  # beyond this, clients are told apart by hovering
 _CALENDAR = (150, 400)  # clients and rounds drawn; more are averaged in bins
+_WEIGHED = 25  # features of a linear model drawn
 _MAP_CLIENTS, _PLOT_CLIENTS = 60, 2000  # Federation.plot: beyond these, a map, and a selection
 
 
@@ -515,7 +516,57 @@ def partition(groups: list[Group]) -> Figure | None:
         f"The rarest class, {classes[int(totals.argmin())]}, is {totals.min() / totals.sum():.1%} of all; "
         f"{plural(int(((table > 0).sum(1) == 1).sum()), 'client')} with one class only."
     )
+    tests = first.result.get("test_class_counts")  # an older fedsaddle wrote none
+    if tests and all(r.result.get("test_class_counts") == tests for r in others):
+        counted = int(totals.argmin())
+        if "auc" in first.result.get("per_client", {}):  # of more classes without an AUC none is positive
+            counted = first.settings.get("problem.positive", counted)
+        note += _test_rows(np.array(tests), counted, classes[counted], names)
     return Figure("Data of each client", [Panel("", data, layout, _height(n, most=320))], legend, note)
+
+
+def _test_rows(table: Array, counted: int, name: str, names: Sequence[str]) -> str:
+    """Test samples `[N or 1, C]` in words, in all and at the client that has fewest, and those of the class counted."""
+    text = (
+        f" {plural(int(table.sum()), 'test sample')} in all, {int(table[:, counted].sum()):,} of class {name}"
+    )
+    if len(table) != len(names):
+        return f"{text}; they are of no client."
+    i = int(table.sum(1).argmin())
+    return (
+        f"{text}; fewest at {names[i]}: {int(table[i].sum()):,}, {int(table[i, counted]):,} of class {name}."
+    )
+
+
+def linear_weights(
+    table: Array, features: Sequence[str], classes: Sequence[str], scaled: bool
+) -> Figure | None:
+    """The weights `[outputs, features]` of a linear model as bars, largest first; the reader chooses among outputs."""
+    if not np.isfinite(table).all():
+        return None
+    outputs = classes if len(classes) == len(table) else [f"output {k + 1}" for k in range(len(table))]
+    panels = []
+    for name, row in zip(outputs, table, strict=True):
+        order = [int(i) for i in np.argsort(-np.abs(row), kind="stable")[:_WEIGHED]]
+        data: list[Record] = [{
+            "type": "bar", "orientation": "h", "x": [float(f"{row[i]:.6g}") for i in order], "y": list(range(len(order))),
+            "marker": {"color": "@c0", "line": {"width": 0}}, "textposition": "none",
+            "text": [f"<b>{escape(features[i])}</b>" for i in order],
+            "hovertemplate": "%{text}<br>%{x:.6~g}<extra></extra>",
+        }]  # fmt: skip
+        named = _clients([features[i] for i in order]) | {"autorange": "reversed"}
+        zero = {"zeroline": True, "zerolinecolor": "@rule"}
+        layout: Record = {"xaxis": {"title": {"text": "Weight"}} | zero, "yaxis": named, "bargap": 0.3}
+        panels.append(Panel(name if len(table) > 1 else "", data, layout, _height(len(order), most=0)))
+    note = "A bar to the right raises the score, one to the left lowers it. "
+    note += (
+        "Weights are of the features as scaled for training, and so comparable."
+        if scaled
+        else "The features were not scaled for training: compare weights only of features in the same unit."
+    )
+    if len(features) > _WEIGHED:
+        note += f" The {_WEIGHED} largest of {len(features):,}."
+    return Figure("What the model weighs", panels, [], note, wide=True, choice="Score of")
 
 
 # ---------------------------------------------------------------------------------------------- parts of figures

@@ -18,6 +18,7 @@ import numpy as np
 from fedsaddle import figures, page
 from fedsaddle.citing import of_result
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.export import read_weights
 from fedsaddle.figures import LABELS, RESIDUALS, Group, Run, base, curves, finite, label, plural
 from fedsaddle.parse import from_json
 from fedsaddle.progress import human_bytes
@@ -48,6 +49,7 @@ def write_report(run_dir: Folder) -> Path:
     main = figures.main_metric(groups)
     cards = [
         *_figures(groups, main),
+        page.drawn("weights", _linear(folder, run)),
         _key_numbers(run),
         _communication(run),
         _settings(run),
@@ -144,6 +146,23 @@ def _figures(groups: list[Group], main: str) -> list[page.Card | None]:
     ]
 
 
+def _linear(folder: Path, run: Run) -> figures.Figure | None:
+    """The weights of a model that is one dense layer on features with names; nothing for others."""
+    sample, file = run.result.get("sample") or {}, folder / "model.safetensors"
+    features = sample.get("features") or []
+    if not features or sample["shape"] != [len(features)] or sample["tangent"] or not file.is_file():
+        return None
+    tensors = sorted(read_weights(file).values(), key=lambda t: -t.ndim)
+    outputs = len(tensors[0]) if tensors and tensors[0].ndim == 2 else 0
+    if [list(t.shape) for t in tensors] not in (
+        [[outputs, len(features)]],
+        [[outputs, len(features)], [outputs]],
+    ):
+        return None
+    scaled = len(sample["shift"] or []) == len(features)
+    return figures.linear_weights(tensors[0].double().numpy(), features, run.result["classes"], scaled)
+
+
 def _tiles(run: Run, main: str) -> str:
     wanted = (main, f"{base(main)}_worst20", f"{base(main)}_clients")
     tiles = [(label(k), _number(k, v)) for k in wanted if (v := finite(run.final.get(k))) is not None]
@@ -174,7 +193,7 @@ def _table_of_runs(groups: list[Group], main: str) -> page.Card:
         "bytes_up": "Up", "seconds": "Time",
     }  # fmt: skip
     keys = [k for k in wanted if any(g.values(k) for g in groups)]
-    best = {k: _best(k, [g.values(k) for g in groups]) if k in qualities else [] for k in keys}
+    best = {k: _best(k, [g.values(k) for g in groups]) for k in keys if k in qualities}
     rows = []
     for i, g in enumerate(groups):
         unfinished = sum(not r.result for r in g.runs)
@@ -189,21 +208,28 @@ def _table_of_runs(groups: list[Group], main: str) -> page.Card:
         row = f"<th scope='row'>{method}</th>"
         for k in keys:
             cell = _mean_and_spread(k, g.values(k), k in qualities)
-            row += f"<td class='best'>{cell}</td>" if i in best[k] else f"<td>{cell}</td>"
+            row += f"<td class='best'>{cell}</td>" if best.get(k) == i else f"<td>{cell}</td>"
         rows.append(row)
     table = page.table("runs", ["Method", *(wanted[k] for k in keys)], rows)
-    note = page.element("p", "In bold: the best mean." if any(best.values()) else "", "note")
-    return page.Card("runs", "Results", table + note, wide=True)
+    note = (
+        "In bold: the best mean, where every row has two runs or more and it is ahead of the second by more than the "
+        "larger of their two standard deviations."
+    )
+    note += " Here none is." if all(i is None for i in best.values()) else ""
+    return page.Card(
+        "runs", "Results", table + page.element("p", note * (len(groups) > 1), "note"), wide=True
+    )
 
 
-def _best(key: str, values: list[list[float]]) -> list[int]:
-    """Which of several runs are best, as far as digits are shown; none if all are."""
-    if not all(values):
-        return []
-    means = [float(np.mean(v)) for v in values]
-    top = min(means) if key in RESIDUALS or key == "loss" or key.endswith("_gini") else max(means)
-    found = [i for i, m in enumerate(means) if _number(key, m) == _number(key, top)]
-    return found if len(found) < len(values) else []
+def _best(key: str, values: list[list[float]]) -> int | None:
+    """The row whose mean is ahead of the second by more than the larger of their two standard deviations, if any."""
+    if len(values) < 2 or min(map(len, values)) < 2:
+        return None
+    means, spreads = [float(np.mean(v)) for v in values], [float(np.std(v, ddof=1)) for v in values]
+    sign = 1 if key in RESIDUALS or key == "loss" or key.endswith("_gini") else -1
+    first, second, *_ = sorted(range(len(values)), key=lambda i: sign * means[i])
+    ahead = abs(means[first] - means[second]) > max(spreads[first], spreads[second])
+    return first if ahead and _number(key, means[first]) != _number(key, means[second]) else None
 
 
 def _communication(run: Run) -> page.Card | None:

@@ -729,6 +729,7 @@ class Run:
             },
             "client_names": list(self.federation.names[:_MAX_LISTED]),
             "class_counts": _class_counts(self.federation),
+            "test_class_counts": _class_counts(self.federation.test),  # one row where test data are pooled
             "classes": list(self.federation.classes),
             "dataset": self.federation.dataset,
             "sample": _sample(self.federation),
@@ -785,9 +786,10 @@ def _in_bytes(t: PhaseTraffic) -> Record:
     return {"phases": t.phases, "bytes_down": t.down * BYTES_PER_NUMBER, "bytes_up": t.up * BYTES_PER_NUMBER}
 
 
-def _class_counts(federation: Federation) -> list[list[int]] | None:
+def _class_counts(federation: Federation | None) -> list[list[int]] | None:
     if (
-        "y" not in federation.data
+        federation is None
+        or "y" not in federation.data
         or federation.data["y"].is_floating_point()
         or federation.n_clients > _MAX_LISTED
     ):
