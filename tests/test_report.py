@@ -94,7 +94,7 @@ class Page(HTMLParser):
 def test_report_of_a_run_has_every_part(tmp_path: Path) -> None:
     folder = auc_run(tmp_path / "run", participation=fs.Uniform(3))
     edit_result(folder, per_client={"auc": [0.5, 0.7, float("nan"), 0.9, None, 0.8]})
-    (folder / "config.toml").write_text("[train]\nrounds = 6\n")
+    (folder / "config.toml").write_text("[data]\nimpute = 'median'\n[train]\nrounds = 6\n")
     path = report.write_report(folder)
     page = Page(path)
     assert path == folder / "report.html"
@@ -110,6 +110,7 @@ def test_report_of_a_run_has_every_part(tmp_path: Path) -> None:
         "malignant",
     ):
         assert text in page.text
+    assert page.text.count("impute") == 2  # among the settings, and in the file
     assert "2 clients with one class only" in page.text  # of per_client: counted, not drawn
     assert len(page.figures) == sum(a.get("class") == "plot" for _, a in page.tags) == 8
 

@@ -20,7 +20,7 @@ from fedsaddle.citing import of_result
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.export import read_weights
 from fedsaddle.figures import LABELS, RESIDUALS, Group, Run, base, curves, finite, label, plural
-from fedsaddle.parse import from_json
+from fedsaddle.parse import from_json, from_toml
 from fedsaddle.progress import human_bytes
 from fedsaddle.train import Record
 
@@ -251,13 +251,22 @@ def _communication(run: Run) -> page.Card | None:
 
 def _settings(run: Run) -> page.Card | None:
     body = ""
-    for section, part in run.result.get("config", {}).items():
+    for section, part in {**_of_data(run.config_text), **run.result.get("config", {})}.items():
         rows = [(escape(k), page.code(v)) for k, v in part.items()]
         body += f"<div>{page.element('h3', section)}{page.pairs(rows)}</div>"
     body = f"<div class='sections'>{body}</div>"
     if run.config_text:
         body += f"<details><summary>config.toml</summary>{page.element('pre', run.config_text)}</details>"
     return page.Card("settings", "Settings", body, wide=True) if run.result or run.config_text else None
+
+
+def _of_data(config_text: str) -> dict[str, dict[str, Any]]:
+    """The sections of config.toml on data, which a run itself knows nothing of."""
+    try:
+        tree = from_toml(config_text)
+    except ValueError:  # changed by hand; it is shown as it is
+        return {}
+    return {k: tree[k] for k in ("data", "partition") if isinstance(tree.get(k), dict)}
 
 
 def _differences(groups: list[Group]) -> page.Card | None:
