@@ -138,3 +138,20 @@ def test_rows_of_single_clients_pass_by_in_order(chunk: int | None) -> None:
 def test_refusals(spec: str, says: str) -> None:
     with pytest.raises(FedsaddleError, match=says):
         fs.train(fs.QuadraticSaddle(), fs.LocalSGDA(), fs.quadratic_federation(), rounds=1, aggregation=spec)
+
+
+def test_a_median_that_ignores_weights_says_so() -> None:
+    fed = fs.Federation.from_arrays(np.eye(6), np.arange(6) % 2, clients=[0, 0, 0, 1, 1, 2])
+
+    def z(weights: str, **options: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        algorithm = fs.FedAvg(lr=0.1, local_steps=2, weights=weights)
+        return fs.train(fs.ERM(torch.nn.Linear(6, 1)), algorithm, fed, rounds=2, **options).z
+
+    with pytest.warns(
+        UserWarning, match="the median counts every reply once, so weights = 'samples' has no effect"
+    ):
+        found = z("samples", aggregation="median")
+    assert torch.equal(found, z("clients", aggregation="median")) and not torch.equal(
+        z("samples"), z("clients")
+    )

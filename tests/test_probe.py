@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from fedsaddle.probe import Report, configured, examine, number
 from fedsaddle.problems import QuadraticSaddle, nonconvex_pl_federation, quadratic_federation
 from fedsaddle.theory import THEOREMS, Constants, Setting, codasca
 from fedsaddle.toml import to_toml
+from tests.conftest import Command, Done
 from tests.test_theory import nonconvex_pl_hessians, of_hessians, quadratic_hessians
 
 DATA: dict[str, Any] = {"clients": 6, "dim_x": 4, "dim_y": 3, "samples": 4, "noise": 0.5, "seed": 2}
@@ -49,27 +49,13 @@ POINT: dict[str, Any] = {
 SHOWN = ("L_1", "L_2", "L_12", "L_21", "L", "mu", "mu_x")
 
 
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Done]
-
-
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(fedsaddle: Command) -> Command:
     """fedsaddle probe on a tree, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
 
     def run(tree: dict[str, Any], *options: str) -> Done:
         Path("tiny.toml").write_text(to_toml(tree))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main(["probe", "tiny.toml", *options])
-        assert isinstance(end.value.code, int)
-        return Done(end.value.code, *capsys.readouterr())
+        return fedsaddle("probe", "tiny.toml", *options)
 
     return run
 

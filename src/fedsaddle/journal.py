@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import statistics
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -28,7 +27,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.config import Config
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.federation import Federation
-from fedsaddle.parse import from_json
+from fedsaddle.parse import from_json, from_toml
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.replicas import run_all, stackable
 from fedsaddle.toml import to_toml
@@ -85,8 +84,8 @@ class Journal:
         """A run that was written down before some option existed ran with what is now its default (CONTRIBUTING.md)."""
         self._renewed = True
         for text, entry in list(self._done.items()):
-            with suppress(FedsaddleError, tomllib.TOMLDecodeError):
-                self._done.setdefault(key_of(configs.resolve(tomllib.loads(text), rehearse=False)), entry)
+            with suppress(FedsaddleError, ValueError):
+                self._done.setdefault(key_of(configs.resolve(from_toml(text), rehearse=False)), entry)
 
     def add(self, entries: Sequence[Entry]) -> None:
         """Write down finished runs."""
