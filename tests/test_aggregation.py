@@ -145,8 +145,9 @@ def test_a_median_that_ignores_weights_says_so() -> None:
 
     def z(weights: str, **options: str) -> torch.Tensor:
         torch.manual_seed(0)
-        algorithm = fs.FedAvg(lr=0.1, local_steps=2, weights=weights)
-        return fs.train(fs.ERM(torch.nn.Linear(6, 1)), algorithm, fed, rounds=2, **options).z
+        algorithm = fs.SCAFFOLD(lr=0.1, local_steps=2, weights=weights)  # c moves by the participants' share
+        problem, some = fs.ERM(torch.nn.Linear(6, 1)), fs.Uniform(2)
+        return fs.train(problem, algorithm, fed, rounds=4, participation=some, **options).z
 
     with pytest.warns(
         UserWarning, match="the median counts every reply once, so weights = 'samples' has no effect"
