@@ -76,6 +76,21 @@ def test_variates_weighted_by_samples_reach_the_saddle_of_all_samples(participat
     harness.corrected_by_samples(participation)()
 
 
+def test_scaffold_by_samples_reaches_the_saddle_of_all_samples():
+    weighted = SCAFFOLD(lr=0.15, local_steps=3, weights="samples")
+    assert harness.distance_by_samples(weighted, Uniform(3)) < 1e-9
+    assert harness.distance_by_samples(replace(weighted, weights="clients")) > 1e-2
+
+
+def test_coda_by_samples_reaches_the_best_pairwise_scorer_of_the_pool():
+    stages = dict(gamma=0.05, stage_rounds=60, lr_decay=1.0, output="last", dual_samples=1000)
+    algorithm, fed = CODA(lr=0.2, local_steps=1, weights="samples", **stages), harness.binary()
+    run = drive(algorithm, AUC(harness._linear(), p="pooled"), fed, 299, batching=FULL)
+    found = run.z[-1][: harness.FEATURES]
+    assert np.abs(found - harness.best_pairwise(fed, "samples")).max() < 1e-3
+    assert np.abs(found - harness.best_pairwise(fed)).max() > 1e-2
+
+
 def test_local_steps_weighted_by_samples_without_variates():
     one_step = CODAPlus(lr=0.3, local_steps=1, weights="samples")
     assert harness.distance_by_samples(one_step) < 1e-9
