@@ -152,9 +152,10 @@ class Cohort:
         run, block = local_steps, 1
         draw: Callable[..., Any] = minibatches if self.sides is not None else rows_of_steps
         if self.compile:
-            run, block = compiled(local_steps), self._unrolled(steps)
-            if not self.ids.is_cuda:  # Triton takes a 64-bit constant for a 32-bit one
-                draw = compiled(draw)
+            device = self.ids.device.type
+            run, block = compiled(local_steps, device), self._unrolled(steps)
+            if device != "cuda":  # Triton takes a 64-bit constant for a 32-bit one
+                draw = compiled(draw, device)
         ids, first, sizes, key = self._distinct()
         at_once = max(1, _INDICES_AT_ONCE // (ids.numel() * size * block)) * block
         if later is not None:
@@ -392,13 +393,14 @@ def local_steps(
 
 
 @functools.cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
     """torch.compile of a function, one version for each shape; eager, with a warning, where there is no compiler."""
     if not _can_compile():
         return function
     # one version for each shape, stage and algorithm of a process; past the limit the compiler gives up in silence
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    return torch.compile(function, dynamic=False)
+    # on a CPU kernels are short, and calling them one by one from Python would be a fifth of a round of a small model
+    return torch.compile(function, dynamic=False, options={"cpp_wrapper": device == "cpu"})
 
 
 @functools.cache
