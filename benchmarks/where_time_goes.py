@@ -73,9 +73,10 @@ def main() -> None:
         if engine == "compiled":  # what the compiler made is called through `compiled`
             names = {"rows_of_steps": "sampling", "local_steps": "all local steps"}
             made = {
-                f: timed(names[f.__name__], compiled(f, "cpu")) for f in (cohort.rows_of_steps, cohort.local_steps)
+                f: timed(names[f.__name__], compiled(f, "cpu"))
+                for f in (cohort.rows_of_steps, cohort.local_steps)
             }
-            cohort.compiled = lambda f, device: made[f]  # type: ignore[assignment]
+            cohort.compiled = lambda f, device, made=made: made[f]  # type: ignore[misc]
         spent.clear()
         with watched(*places):
             whole = args.rounds / turn.rounds_per_second(args.rounds)

@@ -19,6 +19,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.metrics import roc_auc_score
 
 from fedsaddle import cli
 from fedsaddle.algorithms import ALGORITHMS
@@ -90,7 +91,7 @@ def test_run(fedsaddle: Command, tree: dict[str, Any], shown: str) -> None:
     assert shown in done.out
     folder = Path("runs/tiny")
     files = {"config.toml", "history.jsonl", "seconds.jsonl", "checkpoint", "result.json", "report.html"}
-    files |= {"model.safetensors"} if "model" in tree else set()
+    files |= {"model.safetensors", "scores.csv"} if "model" in tree else set()
     assert {p.name for p in folder.iterdir()} == files
     assert done.out.splitlines()[-1].startswith("runs/tiny: config.toml, history.jsonl")
     records = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
@@ -139,8 +140,12 @@ def test_compare_report_and_show(fedsaddle: Command) -> None:
     for seed in (0, 1):
         fedsaddle("run", save(TABLE), "--set", f"train.seed={seed}", "--quiet")
     done = fedsaddle("compare", "runs/tiny", "runs/tiny-2", "--out", "both.html")
-    header, first, second, page = done.out.splitlines()
-    assert header.split()[:2] == ["run", "algorithm"] and "AUC, worst 20 % of clients" in header
+    header, first, second, _, meaning, page = done.out.splitlines()
+    assert (
+        meaning.startswith("95 %: ")
+        and header.split()[:2] == ["run", "algorithm"]
+        and "AUC, worst 20 % of clients" in header
+    )
     assert first.startswith("tiny ") and second.startswith("tiny-2 ")
     assert page == "both.html" and Path("both.html").stat().st_size > 1000
     auc = json.loads(Path("runs/tiny/result.json").read_text())["metrics"]["auc"]
@@ -503,12 +508,45 @@ def test_a_run_that_diverges_says_where_its_history_is(fedsaddle: Command) -> No
         "history.jsonl",
         "seconds.jsonl",
         "checkpoint",
+        "stopped.json",
     }
-    refused(fedsaddle("show", "runs/tiny"), "the run did not finish; fedsaddle resume runs/tiny goes on")
+    why = done.err.removeprefix("fedsaddle: ")
+    refused(fedsaddle("show", "runs/tiny"), f"the run did not finish; {why.strip()}")
     both = fedsaddle("compare", "runs/tiny", "runs/tiny-2")
-    assert both.code == 0 and [line.split()[0] for line in both.out.splitlines()[:-1]] == ["run", "tiny-2"]
-    assert both.err == "fedsaddle: runs/tiny: did not finish, left out; fedsaddle resume runs/tiny goes on\n"
+    assert both.code == 0 and [line.split()[0] for line in both.out.splitlines()[:2]] == ["run", "tiny-2"]
+    assert both.err == f"fedsaddle: runs/tiny: did not finish, left out; {why}"
     refused(fedsaddle("compare", "runs/tiny"), "runs/tiny: has no result.json, the run did not finish")
+
+
+def test_scores_of_the_test_rows(fedsaddle: Command) -> None:
+    """They can be joined with the user's own table, have the AUC of the run, and are compared pair by pair."""
+    hospitals()
+    for lr in ("0.05", "0.0001"):
+        done = fedsaddle("run", save(FRAME), "--set", f"algorithm.lr={lr}", "--out", f"lr-{lr}")
+        assert "scores.csv" in done.out and re.search(r"AUC, test +\S+ +\(95 %: 0\.\d+ to 0\.\d+\)", done.out)
+    table = pd.read_csv("all.csv")
+    found = [pd.read_csv(f"lr-{lr}/scores.csv") for lr in ("0.05", "0.0001")]
+    for scores, folder in zip(found, ("lr-0.05", "lr-0.0001"), strict=True):
+        own = table.iloc[scores["row"]]
+        assert list(own["hospital"]) == list(scores["client"]) and list(own["died"]) == list(scores["y"])
+        assert len(scores) == scores["row"].nunique() == 18
+        result = json.loads(Path(folder, "result.json").read_text())
+        assert roc_auc_score(scores["y"], scores["score"]) == pytest.approx(
+            result["metrics"]["auc"], abs=1e-12
+        )
+        low, high = result["auc_interval"]
+        assert low < result["metrics"]["auc"] < high
+    aucs = [roc_auc_score(scores["y"], scores["score"]) for scores in found]
+    assert aucs[0] != aucs[1]
+    both = fedsaddle("compare", "lr-0.05", "lr-0.0001")
+    assert f" {abs(aucs[0] - aucs[1]):.4f} (" in both.out and "behind the best" in both.out
+    assert "Behind the best" in Path("comparison.html").read_text()
+    fedsaddle("run", save(FRAME | {"data": FRAME["data"] | {"test": 0.5}}), "--out", "other", "--quiet")
+    both = fedsaddle("compare", "lr-0.05", "other")  # on other rows: no differences
+    assert "behind the best" not in both.out and "95 %" in both.out
+    assert "Behind the best" not in Path("comparison.html").read_text()
+    Path("other/scores.csv").write_text("client,row\n")
+    refused(fedsaddle("compare", "lr-0.05", "other"), "other/scores.csv: are not the scores of a run")
 
 
 def test_out_that_cannot_be_used(fedsaddle: Command) -> None:

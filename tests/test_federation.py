@@ -64,6 +64,27 @@ def test_rows_are_sorted_by_client_in_their_original_order() -> None:
     assert fed.class_counts().tolist() == [[0, 3], [3, 0]]
 
 
+def test_every_part_knows_which_rows_it_was_made_of(tmp_path: Path) -> None:
+    n = 40
+    x, groups = np.arange(n, dtype=np.float32)[:, None], np.arange(n) % 3
+    fed = Federation.from_arrays(x, np.arange(n) // 2 % 2, clients=groups).with_test(
+        -x, np.arange(n) % 2, clients=groups
+    )
+    fed = dataclasses.replace(fed.holdout(0.3, into="valid"), test=None).holdout(0.3).scaled("none")
+    for part in (fed, fed.valid, fed.test, fed.alone(1), fed.pooled()):
+        assert part is not None and part.rows is not None
+        assert part.rows.tolist() == part.data["x"][:, 0].tolist()
+    again = fed.pooled()
+    other = dataclasses.replace(again, test=None).with_test(-x, np.arange(n) % 2).test
+    assert other is not None and other.rows is not None and other.rows.tolist() == list(range(n))
+    for name in "ab":
+        pd.DataFrame({"v": range(20), "y": np.arange(20) % 2}).to_csv(tmp_path / f"{name}.csv", index=False)
+    own = Federation.from_files(tmp_path, label="y").holdout(0.3).test
+    assert own is not None and own.rows is not None  # numbered within each file
+    assert own.rows.tolist() == own.data["x"][:, 0].tolist() and own.n_samples == 12
+    refused("rows must be one number", lambda: dataclasses.replace(fed, rows=torch.arange(3)))
+
+
 def test_the_user_s_array_is_copied() -> None:
     x = X.copy()
     fed = Federation.from_arrays(x, Y, clients=[[0, 1, 2], [3, 4, 5]])

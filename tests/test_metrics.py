@@ -183,3 +183,59 @@ def test_without_monitors_training_data_are_left_alone(problem: type[fs.Problem]
     assert torch.equal(less.state.z, all_of_it.state.z)
     assert less.metrics.keys() < all_of_it.metrics.keys() and not less.by_client
     assert less.metrics.items() - {("seconds", less.metrics["seconds"])} <= all_of_it.metrics.items()
+
+
+def delong(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """AUCs of k scorings [k, n] and their covariance, pair by pair (DeLong et al. 1988, equations (1) to (6))."""
+    above = scores[:, labels][:, :, None] - scores[:, ~labels][:, None, :]
+    psi = (above > 0) + 0.5 * (above == 0)  # [k, positives, negatives]
+    v10, v01 = psi.mean(2), psi.mean(1)
+    covariance = np.cov(v10) / v10.shape[1] + np.cov(v01) / v01.shape[1]
+    return psi.mean((1, 2)), np.atleast_2d(covariance)
+
+
+@given(st.integers(0, 10_000), st.integers(2, 12), st.integers(2, 12))
+@settings(max_examples=40, deadline=None)
+def test_intervals_of_auc_are_delong_s(seed: int, n_pos: int, n_neg: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.arange(n_pos + n_neg) < n_pos)
+    scores = rng.integers(0, 6, size=(2, n_pos + n_neg)) + labels  # with ties
+    (a, b), covariance = delong(scores, labels)
+    one, other, positive = (torch.from_numpy(v) for v in (*scores.astype(float), labels))
+    sure, error = metrics.auc_interval(one, positive), np.sqrt(covariance[0, 0])
+    if a in (0, 1):
+        assert sure is None
+    else:
+        assert sure is not None and sure.value == pytest.approx(a, abs=1e-12)
+        logit = [np.log(v / (1 - v)) for v in (sure.low, a, sure.high)]
+        assert np.diff(logit) == pytest.approx([1.959964 * error / (a * (1 - a))] * 2, abs=1e-9)
+    ahead = metrics.auc_difference(one, other, positive)
+    error = np.sqrt(max(0.0, covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]))
+    assert ahead is not None and ahead.value == pytest.approx(a - b, abs=1e-12)
+    assert [ahead.low, ahead.high] == pytest.approx(
+        [a - b - 1.959964 * error, a - b + 1.959964 * error], abs=1e-7
+    )
+
+
+def test_intervals_of_auc_hold_the_truth_as_often_as_they_say() -> None:
+    g = torch.Generator().manual_seed(0)
+    positive = torch.arange(200) < 40
+    truth, difference = 0.7602, 0.0  # P(N(1, 1) > N(0, 1)); both scorings are equally good
+    inside, inside_paired, widths = 0, 0, []
+    for _ in range(600):
+        common = torch.randn(200, generator=g) + positive
+        one, other = (common + 0.3 * torch.randn(200, generator=g) for _ in range(2))
+        sure, ahead = metrics.auc_interval(common, positive), metrics.auc_difference(one, other, positive)
+        assert sure is not None and ahead is not None
+        inside += sure.low < truth < sure.high
+        inside_paired += ahead.low < difference < ahead.high
+        widths.append((sure.high - sure.low) / (ahead.high - ahead.low))
+    assert 0.92 < inside / 600 < 0.98 and 0.92 < inside_paired / 600 < 0.98
+    assert np.median(widths) > 2  # the same samples: what they have in common does not blur the difference
+
+
+def test_an_auc_of_one_sample_a_class_has_no_interval() -> None:
+    scores = torch.tensor([0.3, 0.1, 0.2])
+    assert metrics.auc_interval(scores, torch.tensor([True, False, False])) is None
+    assert metrics.auc_interval(scores, torch.tensor([False, False, False])) is None
+    assert metrics.auc_difference(scores, -scores, torch.tensor([True, False, False])) is None

@@ -7,11 +7,12 @@ import dataclasses
 import itertools
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedsaddle import cli, journal, sweep_report
 from fedsaddle import config as configs
@@ -104,6 +105,28 @@ def test_results_are_those_of_single_runs(
                 single = load(file, changes)
             assert entry["config"] == dump(single)
             assert measured(entry["metrics"]) == pytest.approx(measured(single.run().metrics), abs=1e-10)
+
+
+def test_what_does_not_fit_into_memory_is_halved(monkeypatch: pytest.MonkeyPatch, groups: list[int]) -> None:
+    enough = sweep(save(QUADRATIC), out="enough")
+    counted, sizes = journal.run_all, list(groups)
+
+    def small(runs: Sequence[Any]) -> None:
+        counted(runs)
+        if len(runs) > room:
+            raise FedsaddleError("work failed") from torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(journal, "run_all", small)
+    room = 1
+    groups.clear()
+    little = sweep(save(QUADRATIC), out="little")
+    assert (sizes, groups) == ([4], [4, 2, 1, 1, 1, 1])
+    for one, other in zip(little.rows, enough.rows, strict=True):
+        for a, b in zip(one.runs, other.runs, strict=True):
+            assert measured(a["metrics"]) == pytest.approx(measured(b["metrics"]), abs=1e-10)
+    room = 0  # not even one
+    with pytest.raises(FedsaddleError, match="work failed"):
+        sweep(save(QUADRATIC), out="none")
 
 
 def test_what_cannot_be_stacked_runs_one_by_one(groups: list[int]) -> None:

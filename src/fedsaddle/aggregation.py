@@ -87,6 +87,7 @@ def norm_clipping(factor: float = 1.0) -> Rule:
 RULES: dict[str, Callable[..., Rule]] = {
     "median": median, "trimmed_mean": trimmed_mean, "norm_clipping": norm_clipping,
 }  # fmt: skip
+WEIGHTLESS = ("median",)  # rules under which clients' weights play no part
 
 
 def _counts(replies: Tensor, weights: Tensor) -> Tensor:

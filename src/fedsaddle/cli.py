@@ -254,6 +254,8 @@ def _compare(folders: Sequence[Path], out: Path) -> None:
                 _say(f"{folder}: did not finish, left out{going_on(folder)}")
         folders = finished
     results = [read_result(folder) for folder in folders]
+    from fedsaddle.scores import differences
+
     short = [folder.resolve().name for folder in folders]
     names = short if len(set(short)) == len(short) else list(map(str, folders))
     shown = ("auc", "auc_worst20", "train_auc", "accuracy", "accuracy_worst20", "distance")
@@ -268,7 +270,15 @@ def _compare(folders: Sequence[Path], out: Path) -> None:
             str(metrics["round"]),
             human_bytes(metrics["bytes_down"] + metrics["bytes_up"]),
         ])  # fmt: skip
+    if sure := [_interval(r) for r in results if "auc" in columns]:
+        rows = [[*row[:3], text, *row[3:]] for row, text in zip(rows, ["95 %", *sure], strict=True)]
+    behind = differences(folders) if "auc" in columns else None
+    if behind:
+        by = [f"{d.value:.4f} ({d.low:.4f} to {d.high:.4f})" if d else "-" for d in behind]
+        rows = [[*row[:4], text, *row[4:]] for row, text in zip(rows, ["behind the best", *by], strict=True)]
     print("\n".join(_aligned(rows)))
+    if any(sure):
+        print("\n95 %: over the choice of test samples (DeLong), not over training runs and seeds.")
     data = [
         "{clients} clients, {samples} training samples".format(**r["config"]["federation"])
         + (f" of {'x'.join(map(str, r['sample']['shape'])) or 1}" if r.get("sample") else "")
@@ -580,8 +590,11 @@ def _print_result(name: str, result: Json) -> None:
         f"{sizes['clients']} clients, {sizes['samples']} training samples\n"
     )
     order = [k for k in METRICS if k in metrics] + [k for k in metrics if k not in METRICS]
+    sure = _interval(result)
     rows: list[list[str]] = [
-        [METRICS.get(k, str(k)), _number(metrics[k])] for k in order if k not in _NOT_METRICS
+        [METRICS.get(k, str(k)), _number(metrics[k]) + f"  (95 %: {sure})" * (k == "auc" and sure != "")]
+        for k in order
+        if k not in _NOT_METRICS
     ]
     rows.append(["rounds", str(metrics["round"])])
     rows.append(
@@ -592,6 +605,12 @@ def _print_result(name: str, result: Json) -> None:
     if "auc_clients" in metrics or "accuracy_clients" in metrics:
         print(f"\n  Clients are evaluated on their {result['clients_evaluated_on']} data.")
     print()
+
+
+def _interval(result: Json) -> str:
+    """Between what the test AUC may lie; nothing where that is unknown."""
+    low, high = result.get("auc_interval") or (None, None)
+    return f"{low:.3f} to {high:.3f}" if low is not None else ""
 
 
 def _number(value: Any) -> str:

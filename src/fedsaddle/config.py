@@ -74,7 +74,7 @@ from fedsaddle.convexify import convexify
 from fedsaddle.data import load as load_dataset
 from fedsaddle.errors import FedsaddleError, first_line, similar_file
 from fedsaddle.federation import Federation
-from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK, TANGENT
+from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK, SCORES, TANGENT
 from fedsaddle.ingest import file_format, in_file, read_frame
 from fedsaddle.keys import Tree, unknown_key
 from fedsaddle.parse import from_toml, read_toml
@@ -97,7 +97,9 @@ SECTIONS = {  # in their order, each with an example unless it may be left out
     "participation": "",
     "train": "rounds = 100",
 }
-RUN_FILES = ("config.toml", HISTORY, CHECKPOINTS, "result.json", "model.safetensors", TANGENT, "report.html")
+RUN_FILES = (
+    "config.toml", HISTORY, CHECKPOINTS, "result.json", "model.safetensors", TANGENT, SCORES, "report.html",
+)  # fmt: skip
 _OF_DATA = ("data", "partition", "transform", "model")  # what a run's own description lacks
 _OF_FIRST = ("model", "problem", "algorithm", "participation", "train")  # sections of a first stage
 _PATHS = (

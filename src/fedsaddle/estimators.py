@@ -539,7 +539,7 @@ class FederatedAUCClassifier(FederatedClassifier):
         return run  # with the smallest; says so where it diverged
 
     def _problem(self, module: nn.Module, classes: int) -> Problem:
-        by_samples = getattr(self._algorithm(), "weights", "clients") == "samples"
+        by_samples = self._algorithm().counting == "samples"
         return AUC(module, p="pooled" if by_samples else "client_mean", regulariser=self.regulariser)
 
 

@@ -71,6 +71,7 @@ class Federation:
         scaling: how the user's samples became x (before any tangent features), so that a trained model can take theirs.
         filling: likewise what x has in place of missing values, None where these are refused.
         dataset: which one of `fedsaddle.data` it is, if any.
+        rows: which row of the table or arrays each sample was, counted from 0; of `from_files`, of its client's file `[n]`.
     """
 
     data: Mapping[str, Tensor]
@@ -84,6 +85,7 @@ class Federation:
     scaling: Scaling | None = None
     filling: Filling | None = None
     dataset: str | None = None
+    rows: Tensor | None = None
     _moved: dict[Any, dict[str, Tensor]] = dataclasses.field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -101,6 +103,10 @@ class Federation:
         if offsets[0] != 0 or offsets[-1] != n or (offsets.diff() < 0).any():
             raise FedsaddleError(
                 f"offsets must rise from 0 to the {n} rows, got {ingest.short(offsets.tolist())}"
+            )
+        if self.rows is not None and self.rows.shape != (n,):
+            raise FedsaddleError(
+                f"rows must be one number for each of the {n} samples, got {list(self.rows.shape)}"
             )
         if self.filling is not None and self.filling.gaps is not None:
             gaps = list(self.filling.gaps.shape)
@@ -212,7 +218,8 @@ class Federation:
         sizes = np.bincount(self.owners.numpy()[rows], minlength=self.n_clients)
         index = np.flatnonzero(rows)
         data, filling = _reordered(self.data, index), self._filling(torch.from_numpy(index))
-        return dataclasses.replace(self, data=data, offsets=_offsets(sizes), filling=filling)
+        own = None if self.rows is None else self.rows[index]
+        return dataclasses.replace(self, data=data, offsets=_offsets(sizes), filling=filling, rows=own)
 
     def holdout(self, share: float, seed: int = 0, into: str = "test") -> Federation:
         """Move a stratified share of every client's samples to its own test (or validation) set.
@@ -267,9 +274,10 @@ class Federation:
     def alone(self, i: int) -> Federation:
         """Client `i`'s samples and everybody's test and validation data: what it learns on its own, to compare with."""
         data, own = self.client(i), torch.tensor([0, int(self.sizes[i])])
-        filling = self._filling(slice(int(self.offsets[i]), int(self.offsets[i + 1])))
+        at = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
+        filling, rows = self._filling(at), None if self.rows is None else self.rows[at]
         return dataclasses.replace(
-            self.pooled(), data=data, offsets=own, names=self.names[i : i + 1], filling=filling
+            self.pooled(), data=data, offsets=own, names=self.names[i : i + 1], filling=filling, rows=rows
         )
 
     def _filling(self, rows: Tensor | slice) -> Filling | None:
@@ -399,7 +407,10 @@ class Federation:
                 values = (values - self.scaling.shift) / self.scaling.width
             data["x"] = torch.where(gaps, values.to(data["x"].dtype), data["x"])
             filling = filling if filling.gaps is None else filling._replace(gaps=gaps)
-        part = Federation(data, _offsets(sizes), names, self.classes, self.feature_names, filling=filling)
+        part = Federation(
+            data, _offsets(sizes), names, self.classes, self.feature_names, filling=filling,
+            rows=torch.from_numpy(order),
+        )  # fmt: skip
         return self._attach(part, into)
 
     def _attach(self, part: Federation, into: str) -> Federation:
@@ -465,7 +476,8 @@ class Federation:
         data, filling = _reordered(data, order), None
         if gaps:
             filling = Filling(impute, torch.empty(0), data["x"].isnan())
-        return cls(data, _offsets(sizes), found_names, found, columns, filling=filling)._filled()
+        rows = torch.from_numpy(order)
+        return cls(data, _offsets(sizes), found_names, found, columns, filling=filling, rows=rows)._filled()
 
     @classmethod
     def from_frame(
@@ -533,10 +545,11 @@ class Federation:
             dtype: floating type of x.
         """
         x, y, parts, names, columns = ingest.read_files(paths, label, drop, sep, impute != "none", decimal)
-        return cls.from_arrays(
+        made = cls.from_arrays(
             x, y, clients=parts, names=names, feature_names=columns, positive=positive, task=task, impute=impute,
             dtype=dtype,
         )  # fmt: skip
+        return dataclasses.replace(made, rows=torch.from_numpy(_rank(made.owners.numpy())))
 
     # ------------------------------------------------------------------------------------------------ plot
 

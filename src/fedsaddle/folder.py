@@ -6,6 +6,8 @@
     checkpoint/index.json   the checkpoints, newest last, with their checksums
     checkpoint/*.safetensors
     model.safetensors, result.json, report.html     when the run has ended
+    scores.csv              with them, the test samples and their scores (scores.py)
+    stopped.json            why the run ended early, where it could still say so
     tangent.safetensors     with them, where the samples are tangent features: what computes those of new ones
 
 Whole files replace the ones before in one step. A process holds a lock on its folder, so that two never write into one.
@@ -24,13 +26,15 @@ from typing import IO, Any
 from fedsaddle.errors import FedsaddleError, similar_file
 from fedsaddle.parse import from_json
 
-HISTORY, SECONDS, CHECKPOINTS, INDEX, LOCK, TANGENT = (
+HISTORY, SECONDS, CHECKPOINTS, INDEX, LOCK, TANGENT, SCORES, STOPPED = (
     "history.jsonl",
     "seconds.jsonl",
     "checkpoint",
     "index.json",
     ".lock",
     "tangent.safetensors",
+    "scores.csv",
+    "stopped.json",
 )
 
 Record = dict[str, Any]
@@ -58,6 +62,8 @@ class Folder:
         busy = f"{self.path}: another process is writing this run; wait for it, or stop it"
         self._lock = locked(self.path, busy)
         self._tidy()
+        with suppress(OSError):
+            (self.path / STOPPED).unlink()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,6 +72,12 @@ class Folder:
                 (self.path / LOCK).unlink()
             self._lock.close()
             self._lock = None
+
+    def stopped(self, message: str, remedy: str) -> None:
+        """Write down why the run ends early, and what to do about it."""
+        with suppress(FedsaddleError):  # such as a full disk, which may be why
+            text = json.dumps({"message": message, "remedy": remedy}, indent=1)
+            write_whole(self.path / STOPPED, text.encode() + b"\n")
 
     # ---- records -----------------------------------------------------------------------------------------
 
@@ -156,7 +168,10 @@ def unfinished(folder: Path) -> bool:
 
 
 def going_on(folder: Path) -> str:
-    """The command that goes on with a run, behind a semicolon; nothing for one of `fs.train`."""
+    """Why a run ended early, if it said so, and how to go on with it (or begin anew), behind a semicolon."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        why = from_json((folder / STOPPED).read_bytes())
+        return "".join(f"; {text}" for text in (str(why["message"]), str(why["remedy"])) if text)
     return f"; fedsaddle resume {folder} goes on" if (folder / "config.toml").exists() else ""
 
 

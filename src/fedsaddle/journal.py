@@ -215,12 +215,9 @@ def finish(
     federations = federations or Federations()
     for data, by_shape in by_data.items():
         for same in by_shape.values():
-            for group in _groups(same, federations, together, tracked):
-                text = f"{len(group)} together" if len(group) > 1 else "one by one"
-                tick(0, text)
-                _compute([run for _, run in group])
+            for group in _computed(same, federations, together, tracked, tick):
                 journal.add([_entry(c, run, journal.curves) for c, run in group])
-                tick(len(group), text)
+                tick(len(group), _words(len(group)))
         federations.drop(data)
     return [journal[c] for c in wanted]
 
@@ -258,13 +255,10 @@ def _share(
     trees: Sequence[dict[str, Any]], together: int, curves: Sequence[str], tracked: Tracked | None
 ) -> list[Entry]:
     """In a process of its own: the entries of runs that are alike."""
-    gc.collect()  # the runs of an earlier share refer to themselves
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()  # other processes need what they had
+    _give_back()  # other processes need what an earlier share had
     entries = []
     alike = [Config(tree) for tree in trees]
-    for group in _groups(alike, _last_federation(Federations.key(alike[0])), together, tracked):
-        _compute([run for _, run in group])
+    for group in _computed(alike, _last_federation(Federations.key(alike[0])), together, tracked):
         entries += [_entry(c, run, curves) for c, run in group]
     return entries
 
@@ -287,30 +281,55 @@ def _shape(config: Config) -> str:
     return to_toml(tree)
 
 
-def _groups(
-    alike: Sequence[Config], federations: Federations, together: int, tracked: Tracked | None
+def _computed(
+    alike: Sequence[Config],
+    federations: Federations,
+    together: int,
+    tracked: Tracked | None,
+    tick: Tick = lambda n, text: None,
 ) -> Iterator[list[tuple[Config, Run]]]:
-    """Runs to be computed as one, group by group; no more of them exist at a time than that."""
+    """Finished runs, group by group as they were computed; no more of them exist at a time than that.
+
+    Where a group does not fit into memory, half of it is computed together from then on.
+    """
     waiting = list(alike)
     while waiting:
-        first = federations.start(waiting[0], tracked)
-        most = together if stackable([first]) is None else 1
-        some = [(waiting[0], first), *((c, federations.start(c, tracked)) for c in waiting[1:most])]
-        group = [some[0], *(pair for pair in some[1:] if stackable([first, pair[1]]) is None)]
-        yield group
-        taken = {id(c) for c, _ in group}
-        waiting = [c for c in waiting if id(c) not in taken]
+        group = _group(waiting, federations, together, tracked)
+        tick(0, _words(len(group)))
+        try:
+            run_all([run for _, run in group])
+        except Exception as error:
+            if len(group) == 1 or torch.OutOfMemoryError not in (type(error), type(error.__cause__)):
+                raise
+            together = len(group) // 2
+        else:
+            yield group
+            taken = {id(c) for c, _ in group}
+            waiting = [c for c in waiting if id(c) not in taken]
+            continue
+        del group
+        _give_back()
 
 
-def _compute(runs: Sequence[Run]) -> None:
-    try:
-        run_all(runs)
-    except Exception as error:
-        if len(runs) > 1 and torch.OutOfMemoryError in (type(error), type(error.__cause__)):
-            raise FedsaddleError(
-                f"sweep: out of memory with {len(runs)} runs computed together; lower sweep.together"
-            ) from error
-        raise
+def _group(
+    waiting: Sequence[Config], federations: Federations, together: int, tracked: Tracked | None
+) -> list[tuple[Config, Run]]:
+    """The first of the runs that wait, and those that can be computed as one with it."""
+    first = federations.start(waiting[0], tracked)
+    most = together if stackable([first]) is None else 1
+    some = [(c, federations.start(c, tracked)) for c in waiting[1:most]]
+    return [(waiting[0], first), *(pair for pair in some if stackable([first, pair[1]]) is None)]
+
+
+def _words(n: int) -> str:
+    return f"{n} together" if n > 1 else "one by one"
+
+
+def _give_back() -> None:
+    """Free the memory of runs that are over; they refer to themselves."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def over_seeds(runs: Sequence[Entry]) -> dict[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ The loss of a min-max problem is no measure of progress; these are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from fedsaddle.federation import Federation
 from fedsaddle.problem import Batch, ModelProblem, Problem
 
 _NUMBERS_AT_ONCE = 1 << 23
+_QUANTILE = 1.959964  # of the standard normal distribution, for 95 %
 
 
 class Evaluation(NamedTuple):
@@ -23,6 +25,14 @@ class Evaluation(NamedTuple):
 
     values: dict[str, float]
     by_client: dict[str, list[float]] = {}  # noqa: RUF012  never written to; NaN where a client has no value
+
+
+class Interval(NamedTuple):
+    """A number, and between what it may lie."""
+
+    value: float
+    low: float
+    high: float
 
 
 def auc(scores: Tensor, positive: Tensor) -> float:
@@ -34,6 +44,44 @@ def auc(scores: Tensor, positive: Tensor) -> float:
     """
     everyone = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
     return aucs(scores.unsqueeze(0), positive, everyone, 1).item()
+
+
+def auc_interval(scores: Tensor, positive: Tensor) -> Interval | None:
+    """95 % confidence interval of the AUC of these samples [n], by DeLong et al. 1988, on the logit scale.
+
+    It says what other test samples of the same kind might have given, not what another training run might. None with fewer
+    than two samples of a class, and where the two classes do not overlap.
+    """
+    value, error = _delong(scores.double().unsqueeze(0), positive, [1.0])
+    if not 0.0 < value < 1.0 or error != error:
+        return None
+    at, width = math.log(value / (1 - value)), _QUANTILE * error / (value * (1 - value))
+    return Interval(value, *(1 / (1 + math.exp(-v)) for v in (at - width, at + width)))
+
+
+def auc_difference(scores: Tensor, others: Tensor, positive: Tensor) -> Interval | None:
+    """AUC of `scores` less that of `others` [n] on the same samples, with its 95 % interval (DeLong et al. 1988, paired)."""
+    value, error = _delong(torch.stack([scores, others]).double(), positive, [1.0, -1.0])
+    return None if error != error else Interval(value, value - _QUANTILE * error, value + _QUANTILE * error)
+
+
+def _delong(scores: Tensor, positive: Tensor, contrast: list[float]) -> tuple[float, float]:
+    """A linear combination of the AUCs of k scorings [k, n] and its standard error, NaN with fewer than two of a class."""
+    high, low = (scores[:, mask].contiguous() for mask in (positive, ~positive))
+    if min(high.shape[-1], low.shape[-1]) < 2:
+        return math.nan, math.nan
+
+    def below(
+        some: Tensor, sorted: Tensor
+    ) -> Tensor:  # the share of `sorted` below each of `some`, ties one half
+        sides = (torch.searchsorted(sorted, some, side=side) for side in ("left", "right"))
+        return sum(sides, torch.zeros(())).double() / (2 * sorted.shape[-1])
+
+    c = torch.tensor(contrast, dtype=torch.float64, device=scores.device)
+    of_positives = c @ below(high, low.sort(-1).values)  # V_10 of the paper
+    of_negatives = c @ (1 - below(low, high.sort(-1).values))  # V_01
+    variance = of_positives.var() / high.shape[-1] + of_negatives.var() / low.shape[-1]
+    return of_positives.mean().item(), variance.sqrt().item()
 
 
 def partial_auc(scores: Tensor, positive: Tensor, max_fpr: float) -> float:

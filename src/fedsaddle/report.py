@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from fedsaddle import figures, page
+from fedsaddle import figures, page, scores
 from fedsaddle.citing import of_result
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.export import read_weights
 from fedsaddle.figures import LABELS, RESIDUALS, Group, Run, base, curves, finite, label, plural
+from fedsaddle.folder import going_on
+from fedsaddle.metrics import Interval
 from fedsaddle.parse import from_json, from_toml
 from fedsaddle.progress import human_bytes
 from fedsaddle.train import Record
@@ -58,7 +60,7 @@ def write_report(run_dir: Folder) -> Path:
     lead = ""
     if not run.result:
         text = "This run has not finished: there is no result.json. The report shows its first "
-        lead = page.element("p", f"{text}{plural(run.final['round'], 'round')}.", "warning")
+        lead = page.element("p", f"{text}{plural(run.final['round'], 'round')}{going_on(folder)}.", "warning")
     title, kind = _what(run) or name, f"Training run · {name}"
     return page.write(
         folder / "report.html", title, kind, _common_facts(groups), lead + _tiles(run, main), cards
@@ -89,7 +91,13 @@ def write_comparison(
             raise FedsaddleError(f"write_comparison: {name!r} has no run folder; give at least one")
         groups.append(Group(name, i, [_read(Path(f)) for f in folders]))
     main = figures.main_metric(groups)
-    cards = [_table_of_runs(groups, main), *_figures(groups, main), _differences(groups), *_sources(groups)]
+    ahead = _ahead(named) if main == "auc" else None
+    cards = [
+        _table_of_runs(groups, main, ahead),
+        *_figures(groups, main),
+        _differences(groups),
+        *_sources(groups),
+    ]
     runs = sum(len(g.runs) for g in groups)
     title = " · ".join(g.name for g in groups) if len(groups) <= 4 else f"{len(groups)} runs compared"
     facts = [plural(runs, "run")]
@@ -146,6 +154,12 @@ def _figures(groups: list[Group], main: str) -> list[page.Card | None]:
     ]
 
 
+def _ahead(named: Mapping[str, Folder | Sequence[Folder]]) -> list[Interval | None] | None:
+    """How far the best run is ahead of each on the same test samples, where every row is one run."""
+    folders = [[given] if isinstance(given, str | os.PathLike) else given for given in named.values()]
+    return scores.differences([Path(f) for (f,) in folders]) if all(len(f) == 1 for f in folders) else None
+
+
 def _linear(folder: Path, run: Run) -> figures.Figure | None:
     """The weights of a model that is one dense layer on features with names; nothing for others."""
     sample, file = run.result.get("sample") or {}, folder / "model.safetensors"
@@ -165,7 +179,12 @@ def _linear(folder: Path, run: Run) -> figures.Figure | None:
 
 def _tiles(run: Run, main: str) -> str:
     wanted = (main, f"{base(main)}_worst20", f"{base(main)}_clients")
-    tiles = [(label(k), _number(k, v)) for k in wanted if (v := finite(run.final.get(k))) is not None]
+    sure = _interval(run)
+    tiles = [
+        (label(k) + f", 95\u00a0%: {sure}" * (k == "auc" and sure != ""), _number(k, v))
+        for k in wanted
+        if (v := finite(run.final.get(k))) is not None
+    ]
     moved = human_bytes(run.final.get("bytes_down", 0) + run.final.get("bytes_up", 0))
     tiles += [("Rounds", f"{run.final['round']:,}"), ("Communication", moved)]
     return page.tiles(tiles)
@@ -177,13 +196,24 @@ def _key_numbers(run: Run) -> page.Card:
         *(k for k in run.final if k not in LABELS and k not in ("participants", "dual", "weights")),
     ]
     known = {k: v for k in order if (v := finite(run.final.get(k))) is not None}
+    notes = dict(NOTES)
+    if sure := _interval(run):
+        notes["auc"] += (
+            f"; {sure} with 95\u00a0% confidence, by DeLong's method, for test samples of this kind"
+        )
     rows = [
-        (escape(label(k)) + page.element("small", NOTES.get(k, "")), _number(k, v)) for k, v in known.items()
+        (escape(label(k)) + page.element("small", notes.get(k, "")), _number(k, v)) for k, v in known.items()
     ]
     return page.Card("numbers", "All numbers", page.pairs(rows, "pairs columns"), wide=True)
 
 
-def _table_of_runs(groups: list[Group], main: str) -> page.Card:
+def _interval(run: Run) -> str:
+    """Between what the test AUC may lie, as text; nothing where that is unknown."""
+    low, high = run.result.get("auc_interval") or (None, None)  # an older fedsaddle wrote none
+    return f"{low:.3f} to {high:.3f}" if low is not None else ""
+
+
+def _table_of_runs(groups: list[Group], main: str, ahead: list[Interval | None] | None) -> page.Card:
     qualities = {
         main: label(main), f"{base(main)}_clients": "Mean over clients", f"{base(main)}_worst20": "Worst 20\u00a0%",
         f"{base(main)}_best20": "Best 20\u00a0%", f"{base(main)}_gini": "Gini",
@@ -194,6 +224,17 @@ def _table_of_runs(groups: list[Group], main: str) -> page.Card:
     }  # fmt: skip
     keys = [k for k in wanted if any(g.values(k) for g in groups)]
     best = {k: _best(k, [g.values(k) for g in groups]) for k in keys if k in qualities}
+    columns = []
+    for k in keys:
+        cells = [_mean_and_spread(k, g.values(k), k in qualities) for g in groups]
+        if k == "auc":
+            alone = [len(g.runs) == 1 for g in groups]
+            cells = [c + page.element("small", _interval(g.runs[0]) * one)
+                     for c, g, one in zip(cells, groups, alone, strict=True)]  # fmt: skip
+        cells = [f"<td{' class=best' * (best.get(k) == i)}>{cell}</td>" for i, cell in enumerate(cells)]
+        columns.append((wanted[k], cells))
+        if k == main and ahead:
+            columns.append(("Behind the best", [f"<td>{_behind(by)}</td>" for by in ahead]))
     rows = []
     for i, g in enumerate(groups):
         unfinished = sum(not r.result for r in g.runs)
@@ -205,20 +246,29 @@ def _table_of_runs(groups: list[Group], main: str) -> page.Card:
             + escape(g.name)
             + page.element("small", ", ".join(filter(None, what)))
         )
-        row = f"<th scope='row'>{method}</th>"
-        for k in keys:
-            cell = _mean_and_spread(k, g.values(k), k in qualities)
-            row += f"<td class='best'>{cell}</td>" if best.get(k) == i else f"<td>{cell}</td>"
-        rows.append(row)
-    table = page.table("runs", ["Method", *(wanted[k] for k in keys)], rows)
+        rows.append(f"<th scope='row'>{method}</th>" + "".join(cells[i] for _, cells in columns))
+    table = page.table("runs", ["Method", *(head for head, _ in columns)], rows)
     note = (
         "In bold: the best mean, where every row has two runs or more and it is ahead of the second by more than the "
         "larger of their two standard deviations."
     )
     note += " Here none is." if all(i is None for i in best.values()) else ""
+    if ahead or any(_interval(g.runs[0]) and len(g.runs) == 1 for g in groups):
+        note += (
+            " Below the AUC of a single run: its 95\u00a0% confidence interval over the choice of test samples (DeLong), "
+            "not over training runs."
+        )
+    if ahead:
+        note += (
+            " Behind the best: the difference on the same test samples, with its 95\u00a0% interval (paired)."
+        )
     return page.Card(
         "runs", "Results", table + page.element("p", note * (len(groups) > 1), "note"), wide=True
     )
+
+
+def _behind(by: Interval | None) -> str:
+    return "–" if by is None else f"{by.value:.4f}{page.element('small', f'{by.low:.4f} to {by.high:.4f}')}"
 
 
 def _best(key: str, values: list[list[float]]) -> int | None:

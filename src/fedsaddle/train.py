@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsaddle import aggregation as rules
+from fedsaddle import scores
 from fedsaddle.algorithms.base import Algorithm
 from fedsaddle.checkpoint import Checkpoint, constants
 from fedsaddle.clients import BYTES_PER_NUMBER, Clients, NobodyAnswered, PhaseTraffic
@@ -39,9 +40,9 @@ from fedsaddle.errors import Diverged, FedsaddleError, first_line
 from fedsaddle.federation import Federation
 from fedsaddle.flat import FlatModel
 from fedsaddle.folder import TANGENT, Folder, differing, write_whole
-from fedsaddle.metrics import Evaluation, Split
+from fedsaddle.metrics import Evaluation, Split, auc_interval
 from fedsaddle.participation import Full, Participation
-from fedsaddle.problem import Problem, tree_map
+from fedsaddle.problem import ModelProblem, Problem, tree_map
 from fedsaddle.progress import RoundsBar
 from fedsaddle.sampling import SAMPLINGS
 from fedsaddle.toml import quoted
@@ -241,10 +242,10 @@ class Run:
             )
         problem.check(federation)
         algorithm.check(problem)
-        if machine.aggregation == "median" and getattr(algorithm, "weights", "clients") == "samples":
+        if machine.aggregation in rules.WEIGHTLESS and algorithm.counting == "samples":
             warnings.warn(
-                f"{type(algorithm).__name__}: the median counts every reply once, so weights = 'samples' has no effect; "
-                "trimmed_mean weighs",
+                f"{type(algorithm).__name__}: the {machine.aggregation} counts every reply once, so weights = 'samples' "
+                "has no effect; trimmed_mean weighs",
                 stacklevel=3,
             )
             algorithm = replace(algorithm, **{"weights": "clients"})
@@ -255,9 +256,7 @@ class Run:
         self.clients = machine.clients(problem, federation, participation, batching, seed)
         parts = {"train": federation, "valid": federation.valid, "test": federation.test}
         self._splits = {
-            k: Split(
-                v, machine.device, machine.dtype, machine.offload, getattr(algorithm, "weights", "clients")
-            )
+            k: Split(v, machine.device, machine.dtype, machine.offload, algorithm.counting)
             for k, v in parts.items()
             if v is not None and self.clients.writes and not self.clients.remote
         }
@@ -322,6 +321,9 @@ class Run:
         self._saved: int | None = None  # the round of the last checkpoint in the folder
         self._fallback = b""  # the last checkpoint, where a guard may go back to it
         self._stopping = False
+        self._scored: tuple[int, Tensor, Tensor] | None = (
+            None  # a round, test scores after it, and who is positive
+        )
         self._error: BaseException | None = None
         self._rounds = self._guarded()
 
@@ -381,6 +383,8 @@ class Run:
 
     def fail(self, error: BaseException) -> None:
         """The run ends with this error, which asking for a result raises again."""
+        if self._error is None and self._folder is not None and self._records:
+            self._folder.stopped(first_line(error) or "interrupted", self._way_back(error))
         self._error = self._error or error
         self.tracking.fail(error)
 
@@ -391,23 +395,26 @@ class Run:
     def _guarded(self) -> Iterator[Record]:
         try:
             with self._folder or nullcontext():
-                yield from self._go()
+                try:
+                    yield from self._go()
+                except (Exception, KeyboardInterrupt) as error:
+                    self.fail(error)  # asking for a result later says the same
+                    if remedy := self._way_back(error):
+                        error.add_note(remedy)
+                    raise
         except GeneratorExit as error:  # nobody asks for the rounds that are left
             self.tracking.fail(error)
             raise
-        except (Exception, KeyboardInterrupt) as error:
-            self.fail(error)  # asking for a result later says the same
-            if self.out is not None and self._saved is not None:
-                error.add_note(self._way_back(isinstance(error, Diverged)))
-            if isinstance(error, Exception):
-                self.clients.failed(error)
+        except Exception as error:
+            self.clients.failed(error)
             raise
 
-    def _way_back(self, diverged: bool) -> str:
+    def _way_back(self, error: BaseException) -> str:
         """What to do after an error: go on from the last checkpoint, or begin again where the same round would diverge."""
-        if not diverged:
+        if self.out is None or self._saved is None:
+            return ""
+        if not isinstance(error, Diverged):
             return f"fedsaddle resume {self.out} goes on after round {self._saved}"
-        assert self.out is not None
         lr, file = _steps(self.algorithm, -self._halved).get("lr"), self.out / "config.toml"
         if lr is None or not file.exists():
             return f"resuming would diverge again; the rounds before that are in {self.out}"
@@ -653,7 +660,22 @@ class Run:
             save_file(weights, str(out / "model.safetensors"))
             if self.federation.tangent is not None:
                 self.federation.tangent.save(out / TANGENT)
+        if (found := self._test_scores()) is not None:
+            assert self.federation.test is not None
+            scores.write(out, self.federation.test, *found)
         write_whole(out / "result.json", (json.dumps(self.summary(), indent=2) + "\n").encode())
+
+    def _test_scores(self) -> tuple[Tensor, Tensor] | None:
+        """The trained model's scores of the test samples, and whether each counts as positive; None without a ranking."""
+        problem, split = self.problem, self._splits.get("test")
+        if "auc" not in self._records[-1] or split is None or not isinstance(problem, ModelProblem):
+            return None
+        round = self._records[-1]["round"]
+        if self._scored is None or self._scored[0] != round:
+            (found,) = problem.all_scores(self.state.z.unsqueeze(0), split)
+            positive: int = problem.positive  # type: ignore[attr-defined]  # of every problem that has an AUC
+            self._scored = round, found.cpu(), (split.data["y"] == positive).cpu()
+        return self._scored[1:]
 
     # ---- the result --------------------------------------------------------------------------------------
 
@@ -719,6 +741,7 @@ class Run:
             # with the constants agreed on, and step sizes as a guard has left them
             "config": self.config | {"problem": describe(self.problem), "algorithm": describe(self.algorithm)},
             "metrics": {k: v for k, v in self._records[-1].items() if k not in _LISTS},
+            "auc_interval": self._auc_interval(),
             "clients_evaluated_on": self.clients.evaluated_on or self._evaluated_on(),
             "communication": {
                 "setup": _in_bytes(traffic.setup),
@@ -735,6 +758,12 @@ class Run:
             "sample": _sample(self.federation),
             "versions": versions(),
         } | ({"seconds": self.clients.spent} if self.clients.spent else {})  # fmt: skip
+
+    def _auc_interval(self) -> list[float] | None:
+        """Between what the test AUC may lie, as far as the choice of test samples goes: 95 %."""
+        scored = self._test_scores()
+        interval = scored and auc_interval(*scored)
+        return [interval.low, interval.high] if interval else None
 
     def _evaluated_on(self) -> str:
         test = self.federation.test

@@ -61,6 +61,12 @@ class Algorithm(ABC):
     pairwise: ClassVar[bool] = False  # whether it is made for problems on pairs of samples
     shared_dual: ClassVar[bool] = True  # whether the y of State.z is the dual; else each client has its own
 
+    @property
+    def counting(self) -> str:
+        """How clients count in the objective: equally ("clients"), or by their sample counts ("samples")."""
+        weights: str = getattr(self, "weights", "clients")  # which methods without the choice do not have
+        return weights
+
     def check(self, problem: Problem) -> None:
         """Refuse a problem that this algorithm is not made for."""
         if self.pairwise != problem.pairwise:
@@ -73,7 +79,7 @@ class Algorithm(ABC):
                 f"{me}: cannot learn {it}, whose losses are of pairs of samples at different clients; use CyCpPairwise or "
                 "RSPairwise, or pose the problem as AUC"
             )
-        if getattr(self, "weights", "clients") == "samples" and problem.of_equal_clients:
+        if self.counting == "samples" and problem.of_equal_clients:
             warnings.warn(
                 f"{type(self).__name__}: weights = 'samples' with p = 'client_mean' gives one class more weight than the "
                 "other where sites are unequal, and can cost AUC; use p = 'pooled'",
@@ -93,10 +99,9 @@ class Algorithm(ABC):
                 raise FedsaddleError(f"{type(self).__name__}: {name} must be >= 0, got {value}")
 
     def _require_weights(self) -> None:
-        weights = getattr(self, "weights", None)
-        if weights not in ("clients", "samples"):
+        if self.counting not in ("clients", "samples"):
             raise FedsaddleError(
-                f"{type(self).__name__}: weights must be 'clients' or 'samples', got {weights!r}"
+                f"{type(self).__name__}: weights must be 'clients' or 'samples', got {self.counting!r}"
             )
 
     def _number(self, name: str) -> float:
