@@ -479,6 +479,9 @@ CASES: dict[str, Case] = {
         CyCpMinimax(**EPOCHS, weights="samples"), "auc_pooled", ref_cycp.cycp_minimax, participation=Cyclic(3)
     ),
     "rs_minimax": Case(RSMinimax(**STAGES), "auc", ref_cycp.rs_minimax, participation=SOME),
+    "rs_minimax-samples": Case(
+        RSMinimax(**STAGES, weights="samples"), "auc_pooled", ref_cycp.rs_minimax, participation=SOME
+    ),
     "rs_minimax-quadratic": Case(RSMinimax(**STAGES), "quadratic", ref_cycp.rs_minimax, Batching(2), SOME),
     "cycp_fedavg": Case(CyCpFedAvg(**SERVER), "logistic", ref_cycp.cycp_fedavg, participation=Cyclic(3, m=1)),
     "amplified_fedavg": Case(

@@ -310,7 +310,7 @@ def test_one_full_batch_step_by_samples_is_a_step_on_the_pool():
     pool = federation({f: np.concatenate([c[f] for c in clients]) for f in clients[0]})
     problem, options = AUC(harness._linear(), p="pooled"), dict(start=start, batching=FULL)
     centralised = drive(LocalSGDA(lr=0.2, local_steps=1), problem, pool, 20, **options)
-    for method in (CODASCA, CODAPlus, SCAFFOLD):
+    for method in (CODASCA, CODAPlus, SCAFFOLD, NPA, RSMinimax):
         by_samples = drive(
             method(lr=0.2, local_steps=1, weights="samples"), problem, harness.binary(), 20, **options
         )

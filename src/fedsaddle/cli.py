@@ -364,6 +364,8 @@ def show(
     path = Path(what)
     if found:
         print("\n\n".join(described(kind, what) for kind in found))
+        if path.is_dir():
+            _say(f"{what}: is also a folder here; fedsaddle show .{os.sep}{what} shows that")
     elif path.is_file() or (what.endswith(".toml") and not path.is_dir()):
         _show_config(path, assigned(assignments))
     elif path.is_dir() or os.sep in what:

@@ -153,6 +153,7 @@ def rs_minimax(
     stage_growth=1.0,
     interval_growth=1.0,
     output="visits",
+    weights=None,
     project=identity,
 ):
     """(trajectory, log) of CyCp-Minimax's random-sampling twin: who(r) draws from all N clients.
@@ -161,6 +162,7 @@ def rs_minimax(
     one round (G = 1); epoch_rounds = G gives it the stages of a cyclic run in rounds. As in cycp_minimax, and
     unlike in CODA+, the output is a mean over the aggregated iterates only.
 
+    weights: as in cycp_minimax.
     log[r]: stage, lr, local_steps, x_ref, aggregate, last.
     """
     assert output in ("visits", "last")
@@ -174,6 +176,7 @@ def rs_minimax(
         eta = lr * lr_decay**s
         I = max(1, round(local_steps * interval_growth**s))
         ends = []
+        counts = []
         for k in _distinct(who(r)):
             u = z.copy()
             for t in range(I):
@@ -181,8 +184,9 @@ def rs_minimax(
                 h[:n_x] += gamma * (u[:n_x] - x_ref)
                 u = project(u - eta * h)
             ends.append(u)
+            counts.append(1.0 if weights is None else float(weights[k]))
         if ends:
-            z = sum(ends) / len(ends)
+            z = sum(w * u for w, u in zip(counts, ends, strict=True)) / sum(counts)
         stage.append(z.copy())
         length = None
         if stage_epochs is not None:
