@@ -410,6 +410,7 @@ def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
     names = {
         "config.toml",
         "history.jsonl",
+        "scores.csv",
         "seconds.jsonl",
         "checkpoint",
         "result.json",

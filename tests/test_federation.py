@@ -67,22 +67,21 @@ def test_rows_are_sorted_by_client_in_their_original_order() -> None:
 def test_every_part_knows_which_rows_it_was_made_of(tmp_path: Path) -> None:
     n = 40
     x, groups = np.arange(n, dtype=np.float32)[:, None], np.arange(n) % 3
-    fed = Federation.from_arrays(x, np.arange(n) // 2 % 2, clients=groups).with_test(
-        -x, np.arange(n) % 2, clients=groups
-    )
-    fed = dataclasses.replace(fed.holdout(0.3, into="valid"), test=None).holdout(0.3).scaled("none")
-    for part in (fed, fed.valid, fed.test, fed.alone(1), fed.pooled()):
+    own = Federation.from_arrays(x, np.arange(n) // 2 % 2, clients=groups)
+    fed = own.holdout(0.3, into="valid").holdout(0.3)
+    apart = own.with_test(x, np.arange(n) % 2, clients=groups).test
+    for part in (fed, fed.valid, fed.test, fed.alone(1), fed.pooled(), fed.pooled().test, apart):
         assert part is not None and part.rows is not None
         assert part.rows.tolist() == part.data["x"][:, 0].tolist()
-    again = fed.pooled()
-    other = dataclasses.replace(again, test=None).with_test(-x, np.arange(n) % 2).test
-    assert other is not None and other.rows is not None and other.rows.tolist() == list(range(n))
-    for name in "ab":
-        pd.DataFrame({"v": range(20), "y": np.arange(20) % 2}).to_csv(tmp_path / f"{name}.csv", index=False)
-    own = Federation.from_files(tmp_path, label="y").holdout(0.3).test
-    assert own is not None and own.rows is not None  # numbered within each file
-    assert own.rows.tolist() == own.data["x"][:, 0].tolist() and own.n_samples == 12
-    refused("rows must be one number", lambda: dataclasses.replace(fed, rows=torch.arange(3)))
+    assert apart is not None and apart.rows is not None and apart.rows.tolist() != list(range(n))
+    for i, name in enumerate("ab"):
+        values = {"v": range(20 * i, 20 * i + 20), "y": np.arange(20) % 2}
+        pd.DataFrame(values).to_csv(tmp_path / f"{name}.csv", index=False)
+    held = Federation.from_files(tmp_path, label="y").holdout(0.3).test
+    assert held is not None and held.rows is not None  # numbered through all files
+    assert held.rows.tolist() == held.data["x"][:, 0].tolist() and held.n_samples == 12
+    few = {name: tensor[:3] for name, tensor in held.data.items()}
+    assert dataclasses.replace(held, data=few, offsets=torch.tensor([0, 1, 3])).rows is None
 
 
 def test_the_user_s_array_is_copied() -> None:

@@ -239,3 +239,13 @@ def test_an_auc_of_one_sample_a_class_has_no_interval() -> None:
     assert metrics.auc_interval(scores, torch.tensor([True, False, False])) is None
     assert metrics.auc_interval(scores, torch.tensor([False, False, False])) is None
     assert metrics.auc_difference(scores, -scores, torch.tensor([True, False, False])) is None
+
+
+def test_equal_scores_and_undefined_ones_have_no_interval() -> None:
+    positive = torch.arange(10) < 4
+    assert metrics.auc_interval(torch.zeros(10), positive) is None
+    odd = torch.arange(10.0).roll(3)
+    assert metrics.auc_interval(odd, positive) is not None
+    odd[5] = torch.nan
+    assert metrics.auc_interval(odd, positive) is None
+    assert metrics.auc_difference(odd, torch.arange(10.0), positive) is None

@@ -23,7 +23,7 @@ import fedsaddle as fs
 from fedsaddle import cli, folder
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.errors import Diverged, FedsaddleError
-from fedsaddle.folder import Folder, write_whole
+from fedsaddle.folder import Folder, going_on, write_whole
 
 ROUNDS = 7
 ONE_EACH = {type(case.algorithm): name for name, case in reversed(harness.CASES.items())}
@@ -147,8 +147,10 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     stopped(begin("codasca", tmp_path), after=3)
     first = iter(begin("codasca", tmp_path, resume=True))
     next(first)
-    with pytest.raises(FedsaddleError, match="another process is writing this run"):
-        begin("codasca", tmp_path, resume=True).finish()
+    second = begin("codasca", tmp_path, resume=True)
+    for _ in range(2):  # asked again, it says the same
+        with pytest.raises(FedsaddleError, match="another process is writing this run"):
+            second.finish()
     first.close()  # type: ignore[attr-defined]
     begin("codasca", tmp_path, resume=True).finish()
 
@@ -171,7 +173,7 @@ def test_a_full_disk_is_one_line_and_the_checkpoint_before_stays(
     full.append(True)
     with pytest.raises(FedsaddleError, match=r"cannot be written \(No space left on device\)") as error:
         run.finish()
-    assert error.value.__notes__ == [f"fedsaddle resume {tmp_path / 'cut'} goes on after round 4"]
+    assert error.value.__notes__ == ["fs.train(..., out=, resume=True) goes on after round 4"]
     assert not list((tmp_path / "cut").rglob("*.tmp"))
     full.clear()
     begin("codasca", tmp_path / "cut", resume=True).finish()
@@ -301,7 +303,16 @@ def test_ctrl_c_ends_after_the_round_and_resume_goes_on(
     assert said.startswith("fedsaddle: interrupted; fedsaddle resume") and said.count("\n") == 1
     done = history.read_bytes().count(b"\n") - 1
     assert 5 <= done < 400 and f"goes on after round {done}" in said
-    assert cli._main(["resume", str(cut), "--quiet"]) == 0
+    moved = cut.rename(tmp_path / "moved")
+    assert going_on(moved) == f"; interrupted; fedsaddle resume {moved} goes on after round {done}"
+    config = moved / "config.toml"
+    config.write_text(config.read_text().replace("lr = ", "lr = 1"))
+    assert cli._main(["resume", str(moved), "--quiet"]) == 2  # refused, so it still says why it stopped
+    assert going_on(moved).startswith("; interrupted")
+    config.write_text(config.read_text().replace("lr = 1", "lr = "))
+    assert cli._main(["resume", str(moved), "--quiet"]) == 0
+    assert not (moved / "stopped.json").exists()
+    cut = moved
     same(whole, cut)
     assert (whole / "model.safetensors").read_bytes() == (cut / "model.safetensors").read_bytes()
     capsys.readouterr()

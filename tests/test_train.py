@@ -1,6 +1,8 @@
 """train and Run: iteration, results, files, refusals."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 import fedsaddle as fs
+from fedsaddle import metrics, scores
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.problem import ModelProblem
 
 
 @pytest.fixture
@@ -159,3 +163,53 @@ def test_divergence_stops_the_run_and_keeps_its_history(federation: fs.Federatio
     with pytest.raises(FedsaddleError, match=r"CODAPlus: diverged in round \d+, .*lr is 1e\+20"):
         run.finish()
     assert (tmp_path / "d/history.jsonl").read_text()
+
+
+class Ranking(ModelProblem):
+    """A problem of a user's own that has an AUC, and does not say which class is positive."""
+
+    @property
+    def n_x(self) -> int:
+        return self.flat.n
+
+    @property
+    def n_y(self) -> int:
+        return 0
+
+    def init(self) -> torch.Tensor:
+        return self.flat.initial
+
+    def scores(self, z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return self.outputs(z, x).squeeze(-1)
+
+    def losses(self, z: torch.Tensor, data: Any) -> torch.Tensor:
+        return torch.nn.functional.softplus(self.scores(z, data["x"]) * (1 - 2 * data["y"]))
+
+    def evaluate(self, z: Any, splits: Any, federation: Any) -> Any:
+        return [metrics.Evaluation(*found) for found in metrics.ranking(self, z, splits, 1)]
+
+
+@pytest.mark.parametrize("name", ["north", "h\udcf4pital"])  # the second: from a file whose name is no text
+def test_scores_never_cost_a_result(name: str, tmp_path: Path) -> None:
+    x, y = torch.randn(40, 2, generator=torch.Generator().manual_seed(0)), np.arange(40) % 2
+    parts = [np.arange(20), np.arange(20, 40)]
+    fed = fs.Federation.from_arrays(x, y, clients=parts, names=(name, "south")).holdout(0.3)
+    for problem in (fs.AUC(torch.nn.Linear(2, 1)), Ranking(torch.nn.Linear(2, 1))):
+        out = tmp_path / type(problem).__name__
+        run = fs.train(problem, fs.CODASCA(), fed, rounds=1, out=out).finish()
+        assert "auc" in json.loads((out / "result.json").read_text())["metrics"]
+        assert (run.summary()["auc_interval"] is not None) == (out / "scores.csv").exists()
+        assert (out / "scores.csv").exists() == isinstance(problem, fs.AUC)
+
+
+def test_the_same_samples_are_compared_whoever_owns_them(tmp_path: Path) -> None:
+    x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    fed = fs.Federation.from_arrays(x, np.arange(60) // 2 % 2, clients=np.arange(60) % 3).holdout(0.4)
+    for name, own in {"sites": fed, "pool": fed.pooled(), "alone": fed.alone(1)}.items():
+        fs.train(fs.AUC(torch.nn.Linear(2, 1)), fs.CODASCA(), own, rounds=2, out=tmp_path / name).finish()
+    found = scores.differences([tmp_path / name for name in ("sites", "pool", "alone")])
+    assert found is not None and sum(one is None for one in found) == 1
+    file = tmp_path / "pool" / "scores.csv"  # a model may give NaN for some sample
+    head, first, *rest = file.read_text().splitlines()
+    file.write_text("\n".join([head, first.rpartition(",")[0] + ",nan", *rest]))
+    assert scores.differences([tmp_path / "sites", tmp_path / "pool"]) is None

@@ -25,7 +25,7 @@ from fedsaddle.deploy.commands import app as deploy_app
 from fedsaddle.deploy.commands import check_flower
 from fedsaddle.engines.ranks import first_to_fail, rank
 from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, similar_file
-from fedsaddle.folder import check_begun, going_on, read_result, unfinished
+from fedsaddle.folder import auc_interval, check_begun, going_on, read_result, unfinished
 from fedsaddle.kinds import Kind
 from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned, check_config
 from fedsaddle.progress import human_bytes, spinner
@@ -244,7 +244,7 @@ def compare(
 ) -> None:
     """Compare finished runs: a table, and a page with their curves."""
     with _as_written(*folders):
-        _compare(folders, out)
+        _compare(list({folder.resolve(): folder for folder in folders}.values()), out)
 
 
 def _compare(folders: Sequence[Path], out: Path) -> None:
@@ -270,12 +270,17 @@ def _compare(folders: Sequence[Path], out: Path) -> None:
             str(metrics["round"]),
             human_bytes(metrics["bytes_down"] + metrics["bytes_up"]),
         ])  # fmt: skip
-    if sure := [_interval(r) for r in results if "auc" in columns]:
-        rows = [[*row[:3], text, *row[3:]] for row, text in zip(rows, ["95 %", *sure], strict=True)]
+    sure = [auc_interval(r) for r in results]
     behind = differences(folders) if "auc" in columns else None
-    if behind:
-        by = [f"{d.value:.4f} ({d.low:.4f} to {d.high:.4f})" if d else "-" for d in behind]
-        rows = [[*row[:4], text, *row[4:]] for row, text in zip(rows, ["behind the best", *by], strict=True)]
+    more = {"95 %": [text or "-" for text in sure]} if any(sure) else {}
+    if behind and any(behind):
+        more["behind the best"] = [
+            f"{d.value:.4f} ({d.low:.4f} to {d.high:.4f})" if d else "-" for d in behind
+        ]
+    at = 3 + columns.index("auc") if "auc" in columns else len(rows[0])
+    for i, (head, cells) in enumerate(more.items()):
+        for row, cell in zip(rows, [head, *cells], strict=True):
+            row.insert(at + i, cell)
     print("\n".join(_aligned(rows)))
     if any(sure):
         print("\n95 %: over the choice of test samples (DeLong), not over training runs and seeds.")
@@ -293,7 +298,7 @@ def _compare(folders: Sequence[Path], out: Path) -> None:
     if _has_plotly():
         from fedsaddle.report import write_comparison
 
-        print(write_comparison(folders, out))
+        print(write_comparison(folders, out, behind=behind))
     else:
         print("fedsaddle: no page without plotly: pip install 'fedsaddle[report]'", file=sys.stderr)
 
@@ -592,7 +597,7 @@ def _print_result(name: str, result: Json) -> None:
         f"{sizes['clients']} clients, {sizes['samples']} training samples\n"
     )
     order = [k for k in METRICS if k in metrics] + [k for k in metrics if k not in METRICS]
-    sure = _interval(result)
+    sure = auc_interval(result)
     rows: list[list[str]] = [
         [METRICS.get(k, str(k)), _number(metrics[k]) + f"  (95 %: {sure})" * (k == "auc" and sure != "")]
         for k in order
@@ -607,12 +612,6 @@ def _print_result(name: str, result: Json) -> None:
     if "auc_clients" in metrics or "accuracy_clients" in metrics:
         print(f"\n  Clients are evaluated on their {result['clients_evaluated_on']} data.")
     print()
-
-
-def _interval(result: Json) -> str:
-    """Between what the test AUC may lie; nothing where that is unknown."""
-    low, high = result.get("auc_interval") or (None, None)
-    return f"{low:.3f} to {high:.3f}" if low is not None else ""
 
 
 def _number(value: Any) -> str:

@@ -71,7 +71,8 @@ class Federation:
         scaling: how the user's samples became x (before any tangent features), so that a trained model can take theirs.
         filling: likewise what x has in place of missing values, None where these are refused.
         dataset: which one of `fedsaddle.data` it is, if any.
-        rows: which row of the table or arrays each sample was, counted from 0; of `from_files`, of its client's file `[n]`.
+        rows: which row of the table or arrays each sample was, counted from 0 (of `from_files`, of all files one after
+            another) `[n]`; None where that is unknown.
     """
 
     data: Mapping[str, Tensor]
@@ -104,10 +105,8 @@ class Federation:
             raise FedsaddleError(
                 f"offsets must rise from 0 to the {n} rows, got {ingest.short(offsets.tolist())}"
             )
-        if self.rows is not None and self.rows.shape != (n,):
-            raise FedsaddleError(
-                f"rows must be one number for each of the {n} samples, got {list(self.rows.shape)}"
-            )
+        if self.rows is not None and self.rows.shape != (n,):  # samples were replaced by others
+            object.__setattr__(self, "rows", None)
         if self.filling is not None and self.filling.gaps is not None:
             gaps = list(self.filling.gaps.shape)
             x = list(self.data["x"].shape) if "x" in self.data else "none"
@@ -545,11 +544,10 @@ class Federation:
             dtype: floating type of x.
         """
         x, y, parts, names, columns = ingest.read_files(paths, label, drop, sep, impute != "none", decimal)
-        made = cls.from_arrays(
+        return cls.from_arrays(
             x, y, clients=parts, names=names, feature_names=columns, positive=positive, task=task, impute=impute,
             dtype=dtype,
         )  # fmt: skip
-        return dataclasses.replace(made, rows=torch.from_numpy(_rank(made.owners.numpy())))
 
     # ------------------------------------------------------------------------------------------------ plot
 

@@ -21,7 +21,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from fedsaddle.errors import FedsaddleError, similar_file
 from fedsaddle.parse import from_json
@@ -38,6 +38,29 @@ HISTORY, SECONDS, CHECKPOINTS, INDEX, LOCK, TANGENT, SCORES, STOPPED = (
 )
 
 Record = dict[str, Any]
+
+
+class Stopped(NamedTuple):
+    """Why a run ended early."""
+
+    message: str
+    round: int | None  # that of the last checkpoint
+    diverged: bool
+    lr: float | None  # the step size, where the algorithm has one
+    remote: bool  # whether it was a deployment
+
+    def remedy(self, folder: Path) -> str:
+        """How to go on from the last checkpoint, or to begin anew where the same round would diverge again."""
+        if self.round is None:
+            return ""
+        file = folder / "config.toml"
+        if self.diverged and (self.lr is None or not file.exists()):
+            return f"resuming would diverge again; the rounds before that are in {folder}"
+        if self.diverged and self.lr is not None:
+            command = f"fedsaddle {'deploy run' if self.remote else 'run'} {file}"
+            return f"resuming would diverge again; begin anew: {command} --set algorithm.lr={self.lr / 10:g}"
+        command = f"fedsaddle resume {folder}" if file.exists() else "fs.train(..., out=, resume=True)"
+        return f"{command} goes on after round {self.round}"
 
 
 class Folder:
@@ -62,8 +85,6 @@ class Folder:
         busy = f"{self.path}: another process is writing this run; wait for it, or stop it"
         self._lock = locked(self.path, busy)
         self._tidy()
-        with suppress(OSError):
-            (self.path / STOPPED).unlink()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,11 +94,10 @@ class Folder:
             self._lock.close()
             self._lock = None
 
-    def stopped(self, message: str, remedy: str) -> None:
-        """Write down why the run ends early, and what to do about it."""
+    def stopped(self, why: Stopped) -> None:
+        """Write down why the run ends early."""
         with suppress(FedsaddleError):  # such as a full disk, which may be why
-            text = json.dumps({"message": message, "remedy": remedy}, indent=1)
-            write_whole(self.path / STOPPED, text.encode() + b"\n")
+            write_whole(self.path / STOPPED, json.dumps(why._asdict(), indent=1).encode() + b"\n")
 
     # ---- records -----------------------------------------------------------------------------------------
 
@@ -88,7 +108,7 @@ class Folder:
         _append(self.path / SECONDS, {"round": record["round"], "seconds": record["seconds"]})
 
     def rewind(self, rounds: int) -> list[Record]:
-        """Drop what was written after so many rounds; the records that stay."""
+        """Drop what was written after so many rounds, and why the run stopped; the records that stay."""
         lines = (self.path / HISTORY).read_bytes().splitlines(keepends=True)[: rounds + 1]
         try:
             records: list[Record] = [from_json(line) for line in lines]
@@ -100,6 +120,7 @@ class Folder:
                 f"{self.path / HISTORY}: does not have the rounds 0 to {rounds} that the checkpoint follows; it was changed"
             )
         times = _seconds(self.path / SECONDS, rounds)
+        (self.path / STOPPED).unlink(missing_ok=True)
         write_whole(self.path / HISTORY, b"".join(lines))
         write_whole(
             self.path / SECONDS, b"".join(_line({"round": r, "seconds": s}) for r, s in enumerate(times))
@@ -169,9 +190,9 @@ def unfinished(folder: Path) -> bool:
 
 def going_on(folder: Path) -> str:
     """Why a run ended early, if it said so, and how to go on with it (or begin anew), behind a semicolon."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        why = from_json((folder / STOPPED).read_bytes())
-        return "".join(f"; {text}" for text in (str(why["message"]), str(why["remedy"])) if text)
+    with suppress(OSError, ValueError, TypeError):
+        why = Stopped(**from_json((folder / STOPPED).read_bytes()))
+        return "".join(f"; {text}" for text in (why.message, why.remedy(folder)) if text)
     return f"; fedsaddle resume {folder} goes on" if (folder / "config.toml").exists() else ""
 
 
@@ -188,6 +209,12 @@ def read_result(folder: Path) -> Record:
     except (ValueError, AttributeError):
         raise FedsaddleError(f"{folder / 'result.json'}: is not the result of a run") from None
     return result
+
+
+def auc_interval(result: Record) -> str:
+    """Between what a run's test AUC may lie, as text; nothing where that is unknown."""
+    low, high = result.get("auc_interval") or (None, None)  # an older fedsaddle wrote none
+    return f"{low:.3f} to {high:.3f}" if low is not None else ""
 
 
 def check_begun(folder: Path) -> None:

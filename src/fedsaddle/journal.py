@@ -105,7 +105,7 @@ def _entry(config: Config, run: Run, curves: Sequence[str]) -> Entry:
     """What is written down of a finished run."""
     key = {"config": key_of(config)}
     try:
-        entry = {"metrics": run.metrics, "clients_evaluated_on": run.summary()["clients_evaluated_on"]}
+        entry = {"metrics": run.metrics, "clients_evaluated_on": run.evaluated_on}
         return key | entry | ({"curves": _curves(run, curves)} if curves else {})
     except Diverged:
         return key | {"metrics": {"diverged": 1.0}}
@@ -294,21 +294,22 @@ def _computed(
     """
     waiting = list(alike)
     while waiting:
-        group = _group(waiting, federations, together, tracked)
-        tick(0, _words(len(group)))
+        group: list[tuple[Config, Run]] = []
         try:
+            group = _group(waiting, federations, together, tracked)
+            tick(0, _words(len(group)))
             run_all([run for _, run in group])
         except Exception as error:
-            if len(group) == 1 or torch.OutOfMemoryError not in (type(error), type(error.__cause__)):
+            together = (len(group) or min(together, len(waiting))) // 2
+            if together == 0 or not _out_of_memory(error):
                 raise
-            together = len(group) // 2
-        else:
+            group = []
+        if group:
             yield group
             taken = {id(c) for c, _ in group}
             waiting = [c for c in waiting if id(c) not in taken]
-            continue
-        del group
-        _give_back()
+        else:
+            _give_back()
 
 
 def _group(
@@ -319,6 +320,13 @@ def _group(
     most = together if stackable([first]) is None else 1
     some = [(c, federations.start(c, tracked)) for c in waiting[1:most]]
     return [(waiting[0], first), *(pair for pair in some if stackable([first, pair[1]]) is None)]
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or what caused it, is for want of memory, of a GPU or of the machine."""
+    causes = [e for e in (error, error.__cause__) if e is not None]
+    kinds = (torch.OutOfMemoryError, MemoryError)
+    return any(isinstance(e, kinds) or "DefaultCPUAllocator" in str(e) for e in causes)
 
 
 def _words(n: int) -> str:

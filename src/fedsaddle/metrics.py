@@ -50,10 +50,10 @@ def auc_interval(scores: Tensor, positive: Tensor) -> Interval | None:
     """95 % confidence interval of the AUC of these samples [n], by DeLong et al. 1988, on the logit scale.
 
     It says what other test samples of the same kind might have given, not what another training run might. None with fewer
-    than two samples of a class, and where the two classes do not overlap.
+    than two samples of a class, where the classes do not overlap, and where all scores are equal or one is NaN.
     """
     value, error = _delong(scores.double().unsqueeze(0), positive, [1.0])
-    if not 0.0 < value < 1.0 or error != error:
+    if not 0.0 < value < 1.0 or not error > 0.0:
         return None
     at, width = math.log(value / (1 - value)), _QUANTILE * error / (value * (1 - value))
     return Interval(value, *(1 / (1 + math.exp(-v)) for v in (at - width, at + width)))
@@ -68,18 +68,18 @@ def auc_difference(scores: Tensor, others: Tensor, positive: Tensor) -> Interval
 def _delong(scores: Tensor, positive: Tensor, contrast: list[float]) -> tuple[float, float]:
     """A linear combination of the AUCs of k scorings [k, n] and its standard error, NaN with fewer than two of a class."""
     high, low = (scores[:, mask].contiguous() for mask in (positive, ~positive))
-    if min(high.shape[-1], low.shape[-1]) < 2:
+    if min(high.shape[-1], low.shape[-1]) < 2 or scores.isnan().any():
         return math.nan, math.nan
 
-    def below(
-        some: Tensor, sorted: Tensor
-    ) -> Tensor:  # the share of `sorted` below each of `some`, ties one half
-        sides = (torch.searchsorted(sorted, some, side=side) for side in ("left", "right"))
-        return sum(sides, torch.zeros(())).double() / (2 * sorted.shape[-1])
+    def below(some: Tensor, others: Tensor) -> Tensor:
+        """The share of `others` below each of `some`; ties count one half."""
+        ordered = others.sort(-1).values
+        left, right = (torch.searchsorted(ordered, some, side=side) for side in ("left", "right"))
+        return (left + right).double() / (2 * others.shape[-1])
 
     c = torch.tensor(contrast, dtype=torch.float64, device=scores.device)
-    of_positives = c @ below(high, low.sort(-1).values)  # V_10 of the paper
-    of_negatives = c @ (1 - below(low, high.sort(-1).values))  # V_01
+    of_positives = c @ below(high, low)  # V_10 of the paper
+    of_negatives = c @ (1 - below(low, high))  # V_01
     variance = of_positives.var() / high.shape[-1] + of_negatives.var() / low.shape[-1]
     return of_positives.mean().item(), variance.sqrt().item()
 

@@ -20,7 +20,7 @@ from fedsaddle.citing import of_result
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.export import read_weights
 from fedsaddle.figures import LABELS, RESIDUALS, Group, Run, base, curves, finite, label, plural
-from fedsaddle.folder import going_on
+from fedsaddle.folder import auc_interval, going_on
 from fedsaddle.metrics import Interval
 from fedsaddle.parse import from_json, from_toml
 from fedsaddle.progress import human_bytes
@@ -60,7 +60,7 @@ def write_report(run_dir: Folder) -> Path:
     lead = ""
     if not run.result:
         text = "This run has not finished: there is no result.json. The report shows its first "
-        lead = page.element("p", f"{text}{plural(run.final['round'], 'round')}{going_on(folder)}.", "warning")
+        lead = page.element("p", f"{text}{plural(run.final['round'], 'round')}{going_on(folder)}", "warning")
     title, kind = _what(run) or name, f"Training run · {name}"
     return page.write(
         folder / "report.html", title, kind, _common_facts(groups), lead + _tiles(run, main), cards
@@ -68,7 +68,11 @@ def write_report(run_dir: Folder) -> Path:
 
 
 def write_comparison(
-    run_dirs: Sequence[Folder] | Mapping[str, Folder | Sequence[Folder]], out: Folder, *, note: str = ""
+    run_dirs: Sequence[Folder] | Mapping[str, Folder | Sequence[Folder]],
+    out: Folder,
+    *,
+    note: str = "",
+    behind: Sequence[Interval | None] | None = None,
 ) -> Path:
     """Write one page that compares runs, and return its path.
 
@@ -77,6 +81,8 @@ def write_comparison(
             repeated, such as over seeds; it is shown by its mean and standard deviation.
         out: the HTML file to write.
         note: what a reader should know, shown at the top.
+        behind: how far each run is behind the best on the same test samples, where that is known (`scores.differences`); it
+            is computed where every name has one run.
 
     Example:
         >>> write_comparison({"CODASCA": ["runs/c-0", "runs/c-1"], "CODA+": "runs/p"}, "out.html")  # doctest: +SKIP
@@ -84,16 +90,18 @@ def write_comparison(
     named = run_dirs if isinstance(run_dirs, Mapping) else _named([Path(d) for d in run_dirs])
     if not named:
         raise FedsaddleError("write_comparison: give at least one run folder, got none")
+    folders = {name: [Path(f) for f in ([given] if isinstance(given, str | os.PathLike) else given)]
+               for name, given in named.items()}  # fmt: skip
     groups = []
-    for i, (name, given) in enumerate(named.items()):
-        folders = [given] if isinstance(given, str | os.PathLike) else given
-        if not folders:
+    for i, (name, own) in enumerate(folders.items()):
+        if not own:
             raise FedsaddleError(f"write_comparison: {name!r} has no run folder; give at least one")
-        groups.append(Group(name, i, [_read(Path(f)) for f in folders]))
+        groups.append(Group(name, i, [_read(f) for f in own]))
     main = figures.main_metric(groups)
-    ahead = _ahead(named) if main == "auc" else None
+    if behind is None and main == "auc" and all(len(own) == 1 for own in folders.values()):
+        behind = scores.differences([f for (f,) in folders.values()])
     cards = [
-        _table_of_runs(groups, main, ahead),
+        _table_of_runs(groups, main, behind),
         *_figures(groups, main),
         _differences(groups),
         *_sources(groups),
@@ -154,12 +162,6 @@ def _figures(groups: list[Group], main: str) -> list[page.Card | None]:
     ]
 
 
-def _ahead(named: Mapping[str, Folder | Sequence[Folder]]) -> list[Interval | None] | None:
-    """How far the best run is ahead of each on the same test samples, where every row is one run."""
-    folders = [[given] if isinstance(given, str | os.PathLike) else given for given in named.values()]
-    return scores.differences([Path(f) for (f,) in folders]) if all(len(f) == 1 for f in folders) else None
-
-
 def _linear(folder: Path, run: Run) -> figures.Figure | None:
     """The weights of a model that is one dense layer on features with names; nothing for others."""
     sample, file = run.result.get("sample") or {}, folder / "model.safetensors"
@@ -179,7 +181,7 @@ def _linear(folder: Path, run: Run) -> figures.Figure | None:
 
 def _tiles(run: Run, main: str) -> str:
     wanted = (main, f"{base(main)}_worst20", f"{base(main)}_clients")
-    sure = _interval(run)
+    sure = auc_interval(run.result)
     tiles = [
         (label(k) + f", 95\u00a0%: {sure}" * (k == "auc" and sure != ""), _number(k, v))
         for k in wanted
@@ -197,7 +199,7 @@ def _key_numbers(run: Run) -> page.Card:
     ]
     known = {k: v for k in order if (v := finite(run.final.get(k))) is not None}
     notes = dict(NOTES)
-    if sure := _interval(run):
+    if sure := auc_interval(run.result):
         notes["auc"] += (
             f"; {sure} with 95\u00a0% confidence, by DeLong's method, for test samples of this kind"
         )
@@ -207,13 +209,7 @@ def _key_numbers(run: Run) -> page.Card:
     return page.Card("numbers", "All numbers", page.pairs(rows, "pairs columns"), wide=True)
 
 
-def _interval(run: Run) -> str:
-    """Between what the test AUC may lie, as text; nothing where that is unknown."""
-    low, high = run.result.get("auc_interval") or (None, None)  # an older fedsaddle wrote none
-    return f"{low:.3f} to {high:.3f}" if low is not None else ""
-
-
-def _table_of_runs(groups: list[Group], main: str, ahead: list[Interval | None] | None) -> page.Card:
+def _table_of_runs(groups: list[Group], main: str, behind: Sequence[Interval | None] | None) -> page.Card:
     qualities = {
         main: label(main), f"{base(main)}_clients": "Mean over clients", f"{base(main)}_worst20": "Worst 20\u00a0%",
         f"{base(main)}_best20": "Best 20\u00a0%", f"{base(main)}_gini": "Gini",
@@ -226,15 +222,15 @@ def _table_of_runs(groups: list[Group], main: str, ahead: list[Interval | None] 
     best = {k: _best(k, [g.values(k) for g in groups]) for k in keys if k in qualities}
     columns = []
     for k in keys:
-        cells = [_mean_and_spread(k, g.values(k), k in qualities) for g in groups]
-        if k == "auc":
-            alone = [len(g.runs) == 1 for g in groups]
-            cells = [c + page.element("small", _interval(g.runs[0]) * one)
-                     for c, g, one in zip(cells, groups, alone, strict=True)]  # fmt: skip
-        cells = [f"<td{' class=best' * (best.get(k) == i)}>{cell}</td>" for i, cell in enumerate(cells)]
+        cells = []
+        for i, g in enumerate(groups):
+            cell = _mean_and_spread(k, g.values(k), k in qualities)
+            if k == "auc" and len(g.runs) == 1:
+                cell += page.element("small", auc_interval(g.runs[0].result))
+            cells.append(f"<td class='best'>{cell}</td>" if best.get(k) == i else f"<td>{cell}</td>")
         columns.append((wanted[k], cells))
-        if k == main and ahead:
-            columns.append(("Behind the best", [f"<td>{_behind(by)}</td>" for by in ahead]))
+        if k == main and behind:
+            columns.append(("Behind the best", [f"<td>{_behind(by)}</td>" for by in behind]))
     rows = []
     for i, g in enumerate(groups):
         unfinished = sum(not r.result for r in g.runs)
@@ -253,12 +249,12 @@ def _table_of_runs(groups: list[Group], main: str, ahead: list[Interval | None] 
         "larger of their two standard deviations."
     )
     note += " Here none is." if all(i is None for i in best.values()) else ""
-    if ahead or any(_interval(g.runs[0]) and len(g.runs) == 1 for g in groups):
+    if behind or any(auc_interval(g.runs[0].result) and len(g.runs) == 1 for g in groups):
         note += (
             " Below the AUC of a single run: its 95\u00a0% confidence interval over the choice of test samples (DeLong), "
             "not over training runs."
         )
-    if ahead:
+    if behind:
         note += (
             " Behind the best: the difference on the same test samples, with its 95\u00a0% interval (paired)."
         )

@@ -3,8 +3,10 @@
     client,row,y,score
     north,17,1,0.8312
 
-`row` counts the rows of the table that the data came from, from 0 (of one file a client, those of its file); with it other
-models can be compared on the same samples. The file has labels of single samples in it: share it as you would the data.
+`row` counts the rows of the table that the samples came from, from 0: of your table where test samples are held out of it,
+of the test set where there is one of its own, of all files one after another where each client has one. With it other
+models can be compared on the same samples. y is 1 where the sample counts as positive. Labels of single samples are in the
+file: share it as you would the data.
 """
 
 from __future__ import annotations
@@ -23,21 +25,17 @@ from fedsaddle.federation import Federation
 from fedsaddle.folder import SCORES, write_whole
 from fedsaddle.metrics import Interval, auc, auc_difference
 
-MOST = 1_000_000  # samples; of more nothing is written
+MOST = 1_000_000  # of more samples nothing is written
 
 _HEAD = ["client", "row", "y", "score"]
 
 
 class Scores(NamedTuple):
-    """The test samples of a run in order, and their scores."""
+    """The test samples of a run by their rows, and their scores."""
 
-    samples: list[tuple[str, str, str]]  # client, row and whether it counts as positive, 1 or 0
+    rows: Tensor  # [n] in ascending order
+    positive: Tensor  # [n] bool
     scores: Tensor  # [n] float64
-
-    @property
-    def positive(self) -> Tensor:
-        """[n] bool."""
-        return torch.tensor([y == "1" for _, _, y in self.samples])
 
 
 def write(folder: Path, test: Federation, scores: Tensor, positive: Tensor) -> None:
@@ -46,15 +44,15 @@ def write(folder: Path, test: Federation, scores: Tensor, positive: Tensor) -> N
         return
     rows = range(test.n_samples) if test.rows is None else test.rows.tolist()
     names = [test.names[i] for i in test.owners.tolist()]
+    # so many digits that equal numbers, and no others, are written alike
+    digits = 17 if scores.dtype == torch.float64 else 9
+    written = [f"{score:.{digits}g}" for score in scores.tolist()]
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_HEAD)
-    digits = (
-        17 if scores.dtype == torch.float64 else 9
-    )  # so that equal numbers, and no others, are written alike
-    written = [f"{score:.{digits}g}" for score in scores.tolist()]
     writer.writerows(zip(names, rows, positive.int().tolist(), written, strict=True))
-    write_whole(folder / SCORES, text.getvalue().encode())
+    # a client may be named after a file whose name is no text
+    write_whole(folder / SCORES, text.getvalue().encode(errors="backslashreplace"))
 
 
 def read(folder: Path) -> Scores | None:
@@ -64,28 +62,34 @@ def read(folder: Path) -> Scores | None:
         return None
     try:
         with file.open(newline="", encoding="utf-8") as lines:
-            head, *rows = csv.reader(lines)
-        if head != _HEAD or not rows:
+            head, *samples = csv.reader(lines)
+        if head != _HEAD or not samples:
             raise ValueError
-        found = Scores(
-            [(client, row, y) for client, row, y, _ in rows],
-            torch.tensor([float(score) for *_, score in rows], dtype=torch.float64),
-        )
-    except (ValueError, csv.Error, UnicodeDecodeError):
-        raise FedsaddleError(f"{file}: are not the scores of a run; remove it, or train again") from None
-    return found
+        rows = torch.tensor([int(row) for _, row, _, _ in samples])
+        positive = torch.tensor([{"0": False, "1": True}[y] for _, _, y, _ in samples])
+        scores = torch.tensor([float(score) for *_, score in samples], dtype=torch.float64)
+    except (ValueError, KeyError, OverflowError, RuntimeError, csv.Error):
+        raise FedsaddleError(f"{file}: is not the scores of a run; remove it, or train again") from None
+    order = rows.argsort(stable=True)
+    return Scores(rows[order], positive[order], scores[order])
 
 
 def differences(folders: Sequence[Path]) -> list[Interval | None] | None:
     """The best run's test AUC less that of each run, None for itself; nothing unless all scored the same samples."""
     found = [read(folder) for folder in folders]
     runs = [one for one in found if one is not None]
-    if len(runs) < max(2, len(found)) or any(one.samples != runs[0].samples for one in runs):
+    if len(runs) < max(2, len(found)) or not all(_same(one, runs[0]) for one in runs):
         return None
     positive = runs[0].positive
     aucs = [auc(one.scores, positive) for one in runs]
+    if any(value != value for value in aucs):
+        return None
     best = aucs.index(max(aucs))
     return [
         None if i == best else auc_difference(runs[best].scores, one.scores, positive)
         for i, one in enumerate(runs)
     ]
+
+
+def _same(one: Scores, other: Scores) -> bool:
+    return torch.equal(one.rows, other.rows) and torch.equal(one.positive, other.positive)

@@ -39,7 +39,7 @@ from fedsaddle.engines.torchrun import Torchrun
 from fedsaddle.errors import Diverged, FedsaddleError, first_line
 from fedsaddle.federation import Federation
 from fedsaddle.flat import FlatModel
-from fedsaddle.folder import TANGENT, Folder, differing, write_whole
+from fedsaddle.folder import TANGENT, Folder, Stopped, differing, write_whole
 from fedsaddle.metrics import Evaluation, Split, auc_interval
 from fedsaddle.participation import Full, Participation
 from fedsaddle.problem import ModelProblem, Problem, tree_map
@@ -364,6 +364,7 @@ class Run:
             if r == self.rounds:
                 self._save()
         except Diverged as error:
+            self._note_down(error)
             self.fail(error)
         if self._folder is not None and (r == self.rounds or self._error is not None):
             self._folder.__exit__()
@@ -383,8 +384,6 @@ class Run:
 
     def fail(self, error: BaseException) -> None:
         """The run ends with this error, which asking for a result raises again."""
-        if self._error is None and self._folder is not None and self._records:
-            self._folder.stopped(first_line(error) or "interrupted", self._way_back(error))
         self._error = self._error or error
         self.tracking.fail(error)
 
@@ -398,28 +397,27 @@ class Run:
                 try:
                     yield from self._go()
                 except (Exception, KeyboardInterrupt) as error:
-                    self.fail(error)  # asking for a result later says the same
-                    if remedy := self._way_back(error):
-                        error.add_note(remedy)
+                    self._note_down(error)
                     raise
         except GeneratorExit as error:  # nobody asks for the rounds that are left
             self.tracking.fail(error)
             raise
-        except Exception as error:
-            self.clients.failed(error)
+        except (Exception, KeyboardInterrupt) as error:
+            self.fail(error)  # asking for a result later says the same
+            if isinstance(error, Exception):
+                self.clients.failed(error)
             raise
 
-    def _way_back(self, error: BaseException) -> str:
-        """What to do after an error: go on from the last checkpoint, or begin again where the same round would diverge."""
-        if self.out is None or self._saved is None:
-            return ""
-        if not isinstance(error, Diverged):
-            return f"fedsaddle resume {self.out} goes on after round {self._saved}"
-        lr, file = _steps(self.algorithm, -self._halved).get("lr"), self.out / "config.toml"
-        if lr is None or not file.exists():
-            return f"resuming would diverge again; the rounds before that are in {self.out}"
-        command = "deploy run" if self.clients.remote else "run"
-        return f"resuming would diverge again; begin anew: fedsaddle {command} {file} --set algorithm.lr={lr / 10:g}"
+    def _note_down(self, error: BaseException) -> None:
+        """Write into the folder, and say with the error, how a run that ends early can go on."""
+        if self._folder is None or not self._records:
+            return
+        message = "interrupted" if isinstance(error, KeyboardInterrupt) else first_line(error)
+        lr = _steps(self.algorithm, -self._halved).get("lr")
+        why = Stopped(message, self._saved, isinstance(error, Diverged), lr, self.clients.remote)
+        self._folder.stopped(why)
+        if remedy := why.remedy(self._folder.path):
+            error.add_note(remedy)
 
     def _go(self) -> Iterator[Record]:
         clients = self.clients
@@ -660,20 +658,25 @@ class Run:
             save_file(weights, str(out / "model.safetensors"))
             if self.federation.tangent is not None:
                 self.federation.tangent.save(out / TANGENT)
+        write_whole(out / "result.json", (json.dumps(self.summary(), indent=2) + "\n").encode())
         if (found := self._test_scores()) is not None:
             assert self.federation.test is not None
             scores.write(out, self.federation.test, *found)
-        write_whole(out / "result.json", (json.dumps(self.summary(), indent=2) + "\n").encode())
 
     def _test_scores(self) -> tuple[Tensor, Tensor] | None:
         """The trained model's scores of the test samples, and whether each counts as positive; None without a ranking."""
         problem, split = self.problem, self._splits.get("test")
-        if "auc" not in self._records[-1] or split is None or not isinstance(problem, ModelProblem):
+        positive = getattr(problem, "positive", None)
+        if "auc" not in self._records[-1] or split is None:
+            return None
+        if not isinstance(problem, ModelProblem) or not isinstance(
+            positive, int
+        ):  # a user's own may be neither
             return None
         round = self._records[-1]["round"]
         if self._scored is None or self._scored[0] != round:
-            (found,) = problem.all_scores(self.state.z.unsqueeze(0), split)
-            positive: int = problem.positive  # type: ignore[attr-defined]  # of every problem that has an AUC
+            with repeatable(self.state.z.device):
+                (found,) = problem.all_scores(self.state.z.unsqueeze(0), split)
             self._scored = round, found.cpu(), (split.data["y"] == positive).cpu()
         return self._scored[1:]
 
@@ -742,7 +745,7 @@ class Run:
             "config": self.config | {"problem": describe(self.problem), "algorithm": describe(self.algorithm)},
             "metrics": {k: v for k, v in self._records[-1].items() if k not in _LISTS},
             "auc_interval": self._auc_interval(),
-            "clients_evaluated_on": self.clients.evaluated_on or self._evaluated_on(),
+            "clients_evaluated_on": self.evaluated_on,
             "communication": {
                 "setup": _in_bytes(traffic.setup),
                 "phases": {name: _in_bytes(t) for name, t in traffic.by_phase.items()},
@@ -765,8 +768,12 @@ class Run:
         interval = scored and auc_interval(*scored)
         return [interval.low, interval.high] if interval else None
 
-    def _evaluated_on(self) -> str:
+    @property
+    def evaluated_on(self) -> str:
+        """On which data of theirs clients are told apart: "test" or "train"."""
         test = self.federation.test
+        if self.clients.evaluated_on is not None:
+            return self.clients.evaluated_on
         return "test" if test is not None and test.n_clients == self.federation.n_clients else "train"
 
 

@@ -269,7 +269,7 @@ def _only(federation: Federation, clients: list[int]) -> Federation:
     names = tuple(federation.names[i] for i in clients)
     filling = federation.filling and federation.filling.fixed()
     return replace(
-        federation, data=data, offsets=offsets, names=names, test=None, valid=None, filling=filling
+        federation, data=data, offsets=offsets, names=names, test=None, valid=None, filling=filling, rows=None
     )
 
 
