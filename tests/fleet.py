@@ -22,6 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
 import fedsaddle as fs
+from fedsaddle import sampling
 from fedsaddle.config import Config
 from fedsaddle.deploy.post import Post
 from fedsaddle.deploy.protocol import Reply, Request
@@ -100,6 +101,10 @@ class Part:
     modules: tuple[str, ...] = ()
 
     digest = "as it was"
+    secret: int = 7
+
+    def noise_key(self, run: str, round: int, phase: int) -> int:
+        return sampling.key(self.secret, self.number, round, phase)
 
     def summary(self) -> dict[str, Tensor]:
         return {"n": torch.tensor([float(self.whole.sizes[self.number])])}

@@ -33,6 +33,17 @@ def test_a_deployment_computes_what_the_simulation_computes(case: str, tmp_path:
         assert run.metrics[counted] == reference.metrics[counted]
 
 
+def test_a_sites_noise_cannot_be_computed_from_the_runs_seed(tmp_path: Path) -> None:
+    whole, config = federation(), tree("cycp_pairwise")
+    config["algorithm"]["noise"] = 0.5
+    fleet, same, other = (Fleet(whole, tmp_path / name) for name in "abc")
+    for site in other.sites:
+        site.secret = 8
+    z, again, changed = (deployed(one, config).z for one in (fleet, same, other))
+    assert z.equal(again) and not z.equal(changed)
+    assert not torch.allclose(z, simulated(whole, config).z, atol=1e-3)
+
+
 def test_metrics_come_from_the_sites(tmp_path: Path) -> None:
     whole, config = federation((40, 60, 30, 50)).holdout(0.3), tree("codasca")
     run, reference = deployed(Fleet(whole, tmp_path), config), simulated(whole, config)

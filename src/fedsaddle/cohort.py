@@ -83,6 +83,7 @@ class Cohort:
         self.sides, self._alike = sides, alike
         self.compile = False  # whether `scan` compiles its step
         self._longest = longest if sizes.is_cuda else int(sizes.max())
+        self.noise_key = key  # from which normal numbers are drawn; a deployed site has one of its own
         self._normals = 0  # draws of normal numbers
         self._drawn = 0  # steps whose minibatches were drawn; a second scan goes on with fresh ones
         self._like = torch.empty(0, dtype=dtype, device=ids.device)
@@ -325,9 +326,9 @@ class Cohort:
         return loss
 
     def normal(self, k: int) -> Tensor:
-        """Standard normal numbers, a function of (seed, round, phase, client, draws before): [S, k]."""
+        """Standard normal numbers, a function of (seed or site's secret, round, phase, client, draws before): [S, k]."""
         self._normals += 1
-        return normal(self._key, self.ids, k, self._normals - 1).to(self._like)
+        return normal(self.noise_key, self.ids, k, self._normals - 1).to(self._like)
 
     def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
         """The problem's proximal step and projection, after a gradient step of size lr."""

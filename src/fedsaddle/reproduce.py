@@ -144,11 +144,14 @@ def reproduce(
     if hasattr(experiment, "extra_rows"):
         rows = rows + experiment.extra_rows(quick, lambda change: _changed(base, change), **chosen)
     verdicts: list[Verdict] = experiment.judge(rows)
+    told = {
+        k: v for k, v in chosen.items() if k != "part" or len(finished) == len(cells)
+    }  # else of several parts
     results = {
         "experiment": name,
         "quick": quick,
         "command": f"fedsaddle reproduce {name}"
-        + "".join(f" --{k} {v}" for k, v in chosen.items())
+        + "".join(f" --{k} {v}" for k, v in told.items())
         + (" --quick" if quick else "")
         + (f" --device {device}" if device else ""),
         "options": chosen,

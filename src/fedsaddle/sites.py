@@ -196,23 +196,29 @@ class Site:
         return rows
 
     @cached_property
-    def digest(self) -> str:
-        """Of all rows and their parts, by which a run sees that they have changed; to others it says nothing.
-
-        It is keyed by a secret in the memory folder, made when it is first needed.
-        """
+    def _secret(self) -> bytes:
+        """A secret in the memory folder, made when it is first needed."""
         file = self.memory / "key"
         try:
             if not file.exists():
                 self.memory.mkdir(parents=True, exist_ok=True)
                 write_whole(file, secrets.token_bytes(32))
                 file.chmod(0o600)
-            found = hmac.new(file.read_bytes(), digestmod="sha256")
+            return file.read_bytes()
         except OSError as error:
             raise FedsaddleError(
                 f"{self.memory}: the site must be able to keep its memory there ({error}); correct memory in its TOML"
             ) from error
-        rows = self.rows
+
+    def noise_key(self, run: str, round: int, phase: int) -> int:
+        """64 bits from which the noise of one phase is drawn: the same if it is asked again, and nobody else knows them."""
+        told = json.dumps([run, round, phase]).encode()
+        return int.from_bytes(hmac.digest(self._secret, b"noise" + told, "sha256")[:8], "big")
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all rows and their parts, by which a run sees that they have changed; keyed, so it says nothing to others."""
+        rows, found = self.rows, hmac.new(self._secret, digestmod="sha256")
         for name, array in {"x": rows.x, "y": rows.y, "part": rows.part, **rows.text}.items():
             found.update(f"{name} {array.dtype} {array.shape} ".encode())
             text = array.dtype.kind in "OU"
@@ -229,6 +235,7 @@ class Site:
         with ingest.located(self.file, data.sep):
             categories = {c: _categories(frame[c], c, gaps) for c in features if c in text}
             x = ingest.numeric_frame(frame[numbers])
+            x = np.require(x, requirements=["C", "W", "A"])
             ingest.check_finite(torch.from_numpy(x), "x", numbers, gaps)
             y = ingest.column(frame[data.label], "y")
             ingest.check_present(y, "y")

@@ -9,6 +9,7 @@ that takes a cohort, and nothing else can be called.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -51,6 +52,8 @@ class SiteData(Protocol):
     @property
     def digest(self) -> str: ...
 
+    def noise_key(self, run: str, round: int, phase: int) -> int: ...
+
     def summary(self) -> dict[str, Tensor]: ...
 
     @property
@@ -88,6 +91,7 @@ class Session:
         config = resolve(tree | {"data": {"sites": "."}})
         self.federation = site.federation(dict(agreed.constants))
         setup = config.build(self.federation)
+        self._noise_key = functools.partial(site.noise_key, agreed.run)
         self.z, self.dtype, self.seed = agreed.z, agreed.z.dtype, int(config.tree["train"]["seed"])
         self.problem: Problem = setup.problem.to(torch.device("cpu"), self.dtype)
         self.algorithm: Algorithm = setup.algorithm
@@ -131,6 +135,7 @@ class Session:
             longest=n,
             sides=self._sides,
         )
+        cohort.noise_key = sampling.keys([self._noise_key(round, phase)], torch.device("cpu"))
         reply, new = self._execute(work, message, cohort)
         if new is not None:
             self.memory.write((round, phase), new)
