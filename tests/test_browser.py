@@ -17,6 +17,7 @@ from tests.test_report import auc_run, hostile_page, hues
 from tests.test_sweep import QUADRATIC
 
 pytest.importorskip("plotly")
+pytestmark = pytest.mark.xdist_group("browser")  # one process runs them: they share the browser and its pages
 sync_api = pytest.importorskip("playwright.sync_api")
 
 # what a page must show, and how many figures each card has

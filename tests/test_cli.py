@@ -137,10 +137,10 @@ def test_without_plotly_there_is_no_report(fedsaddle: Command, monkeypatch: pyte
 
 
 def test_compare_report_and_show(fedsaddle: Command) -> None:
-    for seed in (0, 1):
-        fedsaddle("run", save(TABLE), "--set", f"train.seed={seed}", "--quiet")
+    for steps in (2, 3):
+        fedsaddle("run", save(TABLE), "--set", f"algorithm.local_steps={steps}", "--quiet")
     done = fedsaddle("compare", "runs/tiny", "runs/tiny-2", "--out", "both.html")
-    header, first, second, _, meaning, page = done.out.splitlines()
+    header, first, second, _, meaning, _, page = done.out.splitlines()
     assert (
         meaning.startswith("95 %: ")
         and header.split()[:2] == ["run", "algorithm"]
@@ -160,7 +160,7 @@ def test_compare_says_when_the_data_differ(fedsaddle: Command) -> None:
     fedsaddle("run", save(TABLE), "--set", "data.test=0.5", "--quiet")
     lines = fedsaddle("compare", "runs/tiny", "runs/tiny-2", "--out", "both.html").out.splitlines()
     assert "These runs have different data:" in lines
-    assert lines[-2].startswith("  tiny-2: ") and "evaluated on their test data" in lines[-2]
+    assert lines[-2].startswith("  runs/tiny-2: ") and "evaluated on their test data" in lines[-2]
     hospitals()
     fedsaddle("run", save(FRAME), "--out", "two", "--quiet")
     fedsaddle("run", save(FRAME), "--set", "data.drop=['bmi']", "--out", "one", "--quiet")
@@ -491,8 +491,8 @@ def test_mistakes_in_an_own_model(fedsaddle: Command) -> None:
 def test_a_run_that_diverges_says_where_its_history_is(fedsaddle: Command) -> None:
     done = fedsaddle("run", save(TABLE), "--set", "algorithm.lr=1e6", "--set", "train.rounds=100")
     refused(done, "CODASCA: diverged in round")
-    said = "; resuming would diverge again; begin anew: fedsaddle run runs/tiny/config.toml --set algorithm.lr=100000\n"
-    assert done.err.endswith(said)
+    said = "; resuming would diverge again; begin anew: fedsaddle run runs/tiny/config.toml --set algorithm.lr=100000; "
+    assert done.err.endswith(said + "fedsaddle probe runs/tiny/config.toml measures which steps suit\n")
     anew = (
         "run",
         "runs/tiny/config.toml",
@@ -516,6 +516,24 @@ def test_a_run_that_diverges_says_where_its_history_is(fedsaddle: Command) -> No
     assert both.code == 0 and [line.split()[0] for line in both.out.splitlines()[:2]] == ["run", "tiny-2"]
     assert both.err == f"fedsaddle: runs/tiny: did not finish, left out; {why}"
     refused(fedsaddle("compare", "runs/tiny"), "runs/tiny: has no result.json, the run did not finish")
+    assert fedsaddle("report", "runs/tiny").out == "runs/tiny/report.html\n"  # as far as it got
+    assert "resuming would diverge again" in Path("runs/tiny/report.html").read_text()
+
+
+def test_seeds_are_trained_one_by_one_and_share_a_row(fedsaddle: Command) -> None:
+    done = fedsaddle("run", save(TABLE), "--seeds", "0,2")
+    folders = ["runs/tiny-seed-0", "runs/tiny-seed-2"]
+    assert done.out.splitlines()[:2] == folders
+    aucs = [json.loads(Path(f, "result.json").read_text())["metrics"]["auc"] for f in folders]
+    assert aucs[0] != aucs[1]
+    spread = f"{np.mean(aucs):.4f} ± {np.std(aucs, ddof=1):.4f}"
+    assert f"tiny (2 seeds)  CODASCA    {spread}" in done.out and Path("runs/tiny-seeds.html").exists()
+    fedsaddle("run", save(TABLE), "--set", "algorithm.lr=0.01", "--out", "other", "--quiet")
+    fedsaddle("run", save(TABLE), "--out", "again", "--quiet")  # seed 0 once more, which is no repetition
+    lines = fedsaddle("compare", *folders, "other", "again").out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["tiny", "other", "again"]
+    for wrong in ("0,x", "", "1,1", "-1"):
+        refused(fedsaddle("run", save(TABLE), "--seeds", wrong), "--seeds: must be different whole numbers")
 
 
 def test_scores_of_the_test_rows(fedsaddle: Command) -> None:

@@ -29,6 +29,8 @@ from fedsaddle.participation import Draw
 from fedsaddle.problem import Problem
 from fedsaddle.toml import to_toml
 
+pytestmark = pytest.mark.xdist_group("torchrun")  # one process runs them: they share what two have computed
+
 SIZES = [9, 20, 4, 13, 30, 7, 16]
 ALGORITHMS = {
     "codasca": fs.CODASCA(lr=0.05, local_steps=4, gamma=0.1, stage_rounds=3),

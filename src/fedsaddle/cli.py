@@ -11,9 +11,10 @@ import json
 import os
 import re
 import signal
+import statistics
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -29,6 +30,7 @@ from fedsaddle.folder import auc_interval, check_begun, going_on, read_result, u
 from fedsaddle.kinds import Kind
 from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned, check_config
 from fedsaddle.progress import human_bytes, spinner
+from fedsaddle.remarks import of_training, remarks
 
 if TYPE_CHECKING:  # torch is loaded by the commands that need it, so that the others start at once
     from fedsaddle.federation import Federation
@@ -148,13 +150,20 @@ def run(
     out: Out = None,
     quiet: Quiet = False,
     track: Track = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="0,1,2", help="Train with each of these seeds, and compare.")
+    ] = None,
 ) -> None:
     """Train as a config file says, into a new folder."""
     check_config(file)
+    wanted = None if seeds is None else _whole_numbers("--seeds", seeds)
     _load_torch(quiet)
     from fedsaddle.config import load
 
     config = load(file, assigned(assignments, track))
+    if wanted is not None:
+        _run_seeds(file, assigned(assignments, track), wanted, out, quiet)
+        return
     if config.tree["train"]["engine"] == "torchrun" and rank() > 0:
         config.run()  # the first process writes and prints
         return
@@ -193,6 +202,36 @@ def resume(
     else:
         done = config.run(folder, progress=progress, resume=True, allow=allow)
     show_finished(done, config.name, quiet)
+
+
+def _whole_numbers(option: str, text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise FedsaddleError(f"{option}: must be different whole numbers, such as 0,1,2, got {text!r}")
+    return [int(part) for part in parts]
+
+
+def _run_seeds(
+    file: Path, assignments: Sequence[str], seeds: Sequence[int], out: Path | None, quiet: bool
+) -> None:
+    """A run for each seed of training, and their comparison."""
+    from fedsaddle.config import load
+
+    folders = []
+    for seed in seeds:
+        config = load(file, [*assignments, f"train.seed={seed}"])
+        if config.tree["train"]["engine"] == "torchrun":
+            raise FedsaddleError(
+                "--seeds: is for one process; under torchrun give --set train.seed=0, and so on"
+            )
+        folder = (out or Path("runs")) / f"{config.name}-seed-{seed}"
+        done = config.run(folder, progress=False if quiet else None, numbered=out is None)
+        assert done.out is not None
+        folders.append(done.out)
+        show_finished(done, config.name, quiet=True)
+    if not quiet and len(folders) > 1:
+        print()
+        _compare(folders, folders[0].parent / f"{config.name}-seeds.html")
 
 
 def show_finished(done: Run, name: str, quiet: bool) -> None:
@@ -242,7 +281,10 @@ def compare(
         "comparison.html"
     ),
 ) -> None:
-    """Compare finished runs: a table, and a page with their curves."""
+    """Compare finished runs: a table, and a page with their curves.
+
+    Those that differ in train.seed only share a row. Test AUCs on the same samples are compared sample by sample.
+    """
     with _as_written(*folders):
         _compare(list({folder.resolve(): folder for folder in folders}.values()), out)
 
@@ -253,54 +295,95 @@ def _compare(folders: Sequence[Path], out: Path) -> None:
             if folder not in finished:
                 _say(f"{folder}: did not finish, left out{going_on(folder)}")
         folders = finished
-    results = [read_result(folder) for folder in folders]
-    from fedsaddle.scores import differences
+    results = {folder: read_result(folder) for folder in folders}
+    groups = _repetitions(results)
+    from fedsaddle.scores import differences, read
 
-    short = [folder.resolve().name for folder in folders]
-    names = short if len(set(short)) == len(short) else list(map(str, folders))
-    shown = ("auc", "auc_worst20", "train_auc", "accuracy", "accuracy_worst20", "distance")
-    columns = [k for k in shown if any(k in r["metrics"] for r in results)]
+    shown = ("auc", "auc_worst20", "train_auc", "accuracy", "accuracy_worst20", "loss", "distance")
+    columns = [k for k in shown if any(k in r["metrics"] for r in results.values())]
     rows = [["run", "algorithm", *(METRICS[k] for k in columns), "rounds", "bytes"]]
-    for name, result in zip(names, results, strict=True):
-        metrics = result["metrics"]
+    for name, own in groups.items():
+        metrics = [results[folder]["metrics"] for folder in own]
         rows.append([
-            name,
-            result["config"]["algorithm"]["name"],
-            *(_number(metrics[k]) if k in metrics else "-" for k in columns),
-            str(metrics["round"]),
-            human_bytes(metrics["bytes_down"] + metrics["bytes_up"]),
+            f"{name} ({len(own)} seeds)" if len(own) > 1 else name,
+            results[own[0]]["config"]["algorithm"]["name"],
+            *(_mean([m[k] for m in metrics]) if all(k in m for m in metrics) else "-" for k in columns),
+            str(metrics[0]["round"]),
+            human_bytes(metrics[0]["bytes_down"] + metrics[0]["bytes_up"]),
         ])  # fmt: skip
-    sure = [auc_interval(r) for r in results]
-    behind = differences(folders) if "auc" in columns else None
+    sure = [auc_interval(results[own[0]]) if len(own) == 1 else "" for own in groups.values()]
+    behind = differences(list(groups.values())) if "auc" in columns else None
     more = {"95 %": [text or "-" for text in sure]} if any(sure) else {}
     if behind and any(behind):
-        more["behind the best"] = [
-            f"{d.value:.4f} ({d.low:.4f} to {d.high:.4f})" if d else "-" for d in behind
-        ]
+        more["behind the best"] = [_behind(by) for by in behind]
     at = 3 + columns.index("auc") if "auc" in columns else len(rows[0])
     for i, (head, cells) in enumerate(more.items()):
         for row, cell in zip(rows, [head, *cells], strict=True):
             row.insert(at + i, cell)
     print("\n".join(_aligned(rows)))
-    if any(sure):
-        print("\n95 %: over the choice of test samples (DeLong), not over training runs and seeds.")
+    said = ["95 %: over the choice of test samples (DeLong), not over training runs and seeds."] * any(sure)
+    if behind and any(behind):
+        said.append("behind the best: on the same test samples, with the 95 % interval of the difference.")
+    elif len(groups) > 1 and behind is None and all(read(folder) is not None for folder in folders):
+        said.append("These runs have different test samples, so they are not compared sample by sample.")
+    said += [f"{folder}: {text}" for folder, result in results.items() for text in of_training(result)]
+    if said:
+        print("\n" + "\n".join(said))
     data = [
         "{clients} clients, {samples} training samples".format(**r["config"]["federation"])
         + (f" of {'x'.join(map(str, r['sample']['shape'])) or 1}" if r.get("sample") else "")
         + f", clients evaluated on their {r['clients_evaluated_on']} data"
-        for r in results
+        for r in results.values()
     ]
     if len(set(data)) > 1:  # then the columns do not compare like with like
         print(
             "\nThese runs have different data:\n"
-            + "\n".join(f"  {n}: {d}" for n, d in zip(names, data, strict=True))
+            + "\n".join(f"  {folder}: {d}" for folder, d in zip(folders, data, strict=True))
         )
     if _has_plotly():
         from fedsaddle.report import write_comparison
 
-        print(write_comparison(folders, out, behind=behind))
+        print(write_comparison(groups, out, behind=behind))
     else:
         print("fedsaddle: no page without plotly: pip install 'fedsaddle[report]'", file=sys.stderr)
+
+
+def _repetitions(results: Mapping[Path, Json]) -> dict[str, list[Path]]:
+    """Folders by name, those together whose runs differ in the seed of training only."""
+    alike: dict[Any, list[Path]] = {}
+    met: list[Any] = []
+    for folder, result in results.items():
+        config = {k: dict(part) for k, part in result["config"].items()}
+        run = config["train"].pop("seed", None), json.dumps(config, sort_keys=True)
+        alike.setdefault((run[1], met.count(run)), []).append(folder)  # the same run again is no repetition
+        met.append(run)
+    short = {folder: folder.resolve().name for folder in results}
+    if len(set(short.values())) < len(short):
+        short = {folder: str(folder) for folder in results}
+    named: dict[str, list[Path]] = {}
+    for own in alike.values():
+        names = [short[folder] for folder in own]
+        common = os.path.commonprefix(names)  # noqa: RUF071  names, not paths
+        stem = common.rstrip("-_. 0123456789").removesuffix("seed").rstrip("-_. ")
+        if len(own) == 1 or not stem or stem in named:
+            stem = names[0] + (f" and {len(own) - 1} more" if len(own) > 1 else "")
+        named[stem] = own
+    return named
+
+
+def _mean(values: Sequence[Any]) -> str:
+    """A number; of several their mean and standard deviation."""
+    if len(values) == 1 or not all(isinstance(v, float) for v in values):
+        return _number(values[0])
+    return f"{_number(statistics.fmean(values))} ± {_number(statistics.stdev(values))}"
+
+
+def _behind(by: Any) -> str:
+    if by is None:
+        return "-"
+    if by.value == by.low == by.high == 0:
+        return "0 (ranks all samples alike)"
+    return f"{by.value:.4f} ({by.low:.4f} to {by.high:.4f})"
 
 
 @app.command("probe")
@@ -382,10 +465,14 @@ def show(
 
 
 @app.command("report")
-def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")]) -> None:
-    """Write a run's report.html again."""
+def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run.")]) -> None:
+    """Write a run's report.html again.
+
+    Of a run that ended early it shows how far it got, and why it ended.
+    """
     with _as_written(folder):
-        read_result(folder)
+        if not unfinished(folder):
+            read_result(folder)
         from fedsaddle.report import write_report
 
         print(write_report(folder))
@@ -611,6 +698,8 @@ def _print_result(name: str, result: Json) -> None:
     print("\n".join(f"  {line}" for line in _aligned(rows)))
     if "auc_clients" in metrics or "accuracy_clients" in metrics:
         print(f"\n  Clients are evaluated on their {result['clients_evaluated_on']} data.")
+    for text in remarks(result):
+        print(f"\n  {text}")
     print()
 
 

@@ -58,7 +58,8 @@ class Stopped(NamedTuple):
             return f"resuming would diverge again; the rounds before that are in {folder}"
         if self.diverged and self.lr is not None:
             command = f"fedsaddle {'deploy run' if self.remote else 'run'} {file}"
-            return f"resuming would diverge again; begin anew: {command} --set algorithm.lr={self.lr / 10:g}"
+            anew = f"{command} --set algorithm.lr={self.lr / 10:g}"
+            return f"resuming would diverge again; begin anew: {anew}; fedsaddle probe {file} measures which steps suit"
         command = f"fedsaddle resume {folder}" if file.exists() else "fs.train(..., out=, resume=True)"
         return f"{command} goes on after round {self.round}"
 

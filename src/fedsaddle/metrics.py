@@ -60,8 +60,13 @@ def auc_interval(scores: Tensor, positive: Tensor) -> Interval | None:
 
 
 def auc_difference(scores: Tensor, others: Tensor, positive: Tensor) -> Interval | None:
-    """AUC of `scores` less that of `others` [n] on the same samples, with its 95 % interval (DeLong et al. 1988, paired)."""
-    value, error = _delong(torch.stack([scores, others]).double(), positive, [1.0, -1.0])
+    """AUC of `scores` less that of `others` on the same samples, with its 95 % interval (DeLong et al. 1988, paired).
+
+    Either is [n], or of several runs [k, n], whose mean AUC it is then.
+    """
+    scores, others = torch.atleast_2d(scores).double(), torch.atleast_2d(others).double()
+    k, m = len(scores), len(others)
+    value, error = _delong(torch.cat([scores, others]), positive, [1 / k] * k + [-1 / m] * m)
     return None if error != error else Interval(value, value - _QUANTILE * error, value + _QUANTILE * error)
 
 

@@ -267,6 +267,7 @@ def _named(name: str, wanted: Wanted, ask: Ask) -> Source:
         options["positive"] = positive
     if not own_test:
         data.append(("test", 0.25, "each site holds out a quarter of its samples"))
+        data.append(("seed", 0, "which samples these are; train.seed below is that of training"))
     partition: list[tuple[str, Any, str]] = [
         ("name", "dirichlet", "how samples are dealt to sites; fedsaddle list partitions"),
         ("clients", sites, ""),
@@ -378,6 +379,7 @@ def _source(
         data.append(("impute", "median", "\n".join(["of the training rows:", *told])))
     data.append(("scale", "standard", "mean 0 and deviation 1 in every column"))
     data.append(("test", 0.25, "each site holds out a quarter of its samples"))
+    data.append(("seed", 0, "which samples these are; train.seed below is that of training"))
     columns = {"label": label, "positive": positive} | ({"drop": list(dropped)} if dropped else {})
     columns |= {"impute": "median"} if filled else {}
     between = ({"sep": sep} if sep != "," else {}) | ({"decimal": decimal} if decimal != "." else {})

@@ -24,6 +24,7 @@ from fedsaddle.folder import auc_interval, going_on
 from fedsaddle.metrics import Interval
 from fedsaddle.parse import from_json, from_toml
 from fedsaddle.progress import human_bytes
+from fedsaddle.remarks import remarks
 from fedsaddle.train import Record
 
 __all__ = ["curves", "write_comparison", "write_report"]
@@ -61,6 +62,9 @@ def write_report(run_dir: Folder) -> Path:
     if not run.result:
         text = "This run has not finished: there is no result.json. The report shows its first "
         lead = page.element("p", f"{text}{plural(run.final['round'], 'round')}{going_on(folder)}", "warning")
+    lead += "".join(
+        page.element("p", said, "warning") for said in (remarks(run.result) if run.result else [])
+    )
     title, kind = _what(run) or name, f"Training run · {name}"
     return page.write(
         folder / "report.html", title, kind, _common_facts(groups), lead + _tiles(run, main), cards
@@ -82,7 +86,7 @@ def write_comparison(
         out: the HTML file to write.
         note: what a reader should know, shown at the top.
         behind: how far each run is behind the best on the same test samples, where that is known (`scores.differences`); it
-            is computed where every name has one run.
+            is computed otherwise.
 
     Example:
         >>> write_comparison({"CODASCA": ["runs/c-0", "runs/c-1"], "CODA+": "runs/p"}, "out.html")  # doctest: +SKIP
@@ -98,8 +102,8 @@ def write_comparison(
             raise FedsaddleError(f"write_comparison: {name!r} has no run folder; give at least one")
         groups.append(Group(name, i, [_read(f) for f in own]))
     main = figures.main_metric(groups)
-    if behind is None and main == "auc" and all(len(own) == 1 for own in folders.values()):
-        behind = scores.differences([f for (f,) in folders.values()])
+    if behind is None and main == "auc":
+        behind = scores.differences(list(folders.values()))
     cards = [
         _table_of_runs(groups, main, behind),
         *_figures(groups, main),
@@ -220,6 +224,10 @@ def _table_of_runs(groups: list[Group], main: str, behind: Sequence[Interval | N
     }  # fmt: skip
     keys = [k for k in wanted if any(g.values(k) for g in groups)]
     best = {k: _best(k, [g.values(k) for g in groups]) for k in keys if k in qualities}
+    if behind and not all(
+        by is None or by.low > 0 for by in behind
+    ):  # other test samples might tell otherwise
+        best[main] = None
     columns = []
     for k in keys:
         cells = []
@@ -246,7 +254,7 @@ def _table_of_runs(groups: list[Group], main: str, behind: Sequence[Interval | N
     table = page.table("runs", ["Method", *(head for head, _ in columns)], rows)
     note = (
         "In bold: the best mean, where every row has two runs or more and it is ahead of the second by more than the "
-        "larger of their two standard deviations."
+        "larger of their two standard deviations; of test AUC also only where all intervals of the others are above 0."
     )
     note += " Here none is." if all(i is None for i in best.values()) else ""
     if behind or any(auc_interval(g.runs[0].result) and len(g.runs) == 1 for g in groups):

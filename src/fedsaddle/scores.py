@@ -15,6 +15,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -74,20 +75,27 @@ def read(folder: Path) -> Scores | None:
     return Scores(rows[order], positive[order], scores[order])
 
 
-def differences(folders: Sequence[Path]) -> list[Interval | None] | None:
-    """The best run's test AUC less that of each run, None for itself; nothing unless all scored the same samples."""
-    found = [read(folder) for folder in folders]
-    runs = [one for one in found if one is not None]
-    if len(runs) < max(2, len(found)) or not all(_same(one, runs[0]) for one in runs):
+def differences(groups: Sequence[Sequence[Path]]) -> list[Interval | None] | None:
+    """The best group's mean test AUC less that of each, None for itself; nothing unless all runs scored the same samples.
+
+    Args:
+        groups: folders of runs; those of a group are repetitions, such as over seeds.
+    """
+    found = [[read(folder) for folder in group] for group in groups]
+    runs = [[one for one in group if one is not None] for group in found]
+    if len(runs) < 2 or any(len(own) < len(group) for own, group in zip(runs, found, strict=True)):
         return None
-    positive = runs[0].positive
-    aucs = [auc(one.scores, positive) for one in runs]
+    first = runs[0][0]
+    if not all(_same(one, first) for own in runs for one in own):
+        return None
+    scored = [torch.stack([one.scores for one in own]) for own in runs]
+    aucs = [fmean(auc(one, first.positive) for one in own) for own in scored]
     if any(value != value for value in aucs):
         return None
     best = aucs.index(max(aucs))
     return [
-        None if i == best else auc_difference(runs[best].scores, one.scores, positive)
-        for i, one in enumerate(runs)
+        None if i == best else auc_difference(scored[best], own, first.positive)
+        for i, own in enumerate(scored)
     ]
 
 

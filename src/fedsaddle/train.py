@@ -744,6 +744,7 @@ class Run:
             # with the constants agreed on, and step sizes as a guard has left them
             "config": self.config | {"problem": describe(self.problem), "algorithm": describe(self.algorithm)},
             "metrics": {k: v for k, v in self._records[-1].items() if k not in _LISTS},
+            "loss_at_start": self._records[0].get("loss"),
             "auc_interval": self._auc_interval(),
             "clients_evaluated_on": self.evaluated_on,
             "communication": {
