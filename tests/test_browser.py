@@ -27,7 +27,7 @@ CARDS = {
     "sweep": {"seeds": 1, "maps": 3, "parallel": 1},
 }
 TABLES = {
-    "run": {"numbers", "communication", "settings", "cite", "versions"},
+    "run": {"numbers", "each", "words", "communication", "settings", "cite", "versions"},
     "comparison": {"runs", "settings", "cite", "versions"},
     "sweep": {"chosen", "points", "config", "cite", "versions"},
 }

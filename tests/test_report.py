@@ -99,7 +99,7 @@ def test_report_of_a_run_has_every_part(tmp_path: Path) -> None:
     page = Page(path)
     assert path == folder / "report.html"
     assert page.cards == {
-        "numbers", "course", "clients", "convergence", "calendar", "partition", "communication", "settings", "cite",
+        "numbers", "each", "words", "course", "clients", "convergence", "calendar", "partition", "communication", "settings", "cite",
         "versions",
     }  # fmt: skip
     for text in (
@@ -335,7 +335,7 @@ def test_an_unfinished_run_is_reported_as_far_as_it_got(tmp_path: Path) -> None:
     )  # killed while writing
     page = Page(report.write_report(folder))
     assert "has not finished" in page.text and "first 3 rounds" in page.text
-    assert page.cards == {"numbers", "course", "convergence"}
+    assert page.cards == {"numbers", "words", "course", "convergence"}
 
 
 def test_undefined_metrics_leave_gaps_and_valid_json(tmp_path: Path) -> None:
@@ -456,3 +456,22 @@ def test_fairness_marks_the_tails_and_shows_a_robust_methods_weights(tmp_path: P
     assert "Gini" in both.text and "Weights over rounds" not in both.text
     (largest,) = both.figures[-1]["data"]  # of the one run that weighs clients
     assert largest["y"] == pytest.approx([6 * max(w) for w in weights])
+
+
+def test_each_client_stands_in_a_table_with_what_its_number_rests_on(tmp_path: Path) -> None:
+    fed = dataclasses.replace(binary(), classes=("benign", "malignant")).holdout(0.4)
+    folder = tmp_path / "run"
+    run = fs.train(fs.AUC(Linear(3)), fs.CODASCA(), fed, rounds=1, out=folder).finish()
+    assert fed.test is not None
+    html = report.write_report(folder).read_text(encoding="utf-8")
+    cells = re.findall(r"<th scope='row'>([^<]*)</th>((?:<td>[^<]*</td>){5})", html)
+    assert [name for name, _ in cells] == list(fed.names)
+    train, test = fed.class_counts(), fed.test.class_counts()
+    for i, (_, row) in enumerate(cells):
+        value = run.by_client["auc"][i]
+        shown = "–" if value != value else f"{value:.4f}"
+        counts = [train[i].sum(), train[i, 1], test[i].sum(), test[i, 1]]
+        assert re.findall(r"<td>([^<]*)</td>", row) == [*map(str, counts), shown]
+    assert "Training samples, malignant" in html and "Gini coefficient</th>" in html
+    edit_result(folder, test_class_counts=[test.sum(0).tolist()])  # one pooled set
+    assert "Test samples, malignant" not in report.write_report(folder).read_text(encoding="utf-8")

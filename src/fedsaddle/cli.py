@@ -705,7 +705,7 @@ def _print_result(name: str, result: Json) -> None:
 
 def _number(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
+        return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
     return str(value)
 
 

@@ -311,7 +311,7 @@ def by_client(groups: list[Group], main: str) -> Figure | None:
     on_test = first.result.get("clients_evaluated_on") != "train"
     whose = "test data" if on_test else "training data (there is no test data by client)"
     note = f"Each client's own {whose}; worst {'on the left' if across else 'at the bottom'}."
-    note += f" Sorted by {alike[0].name}." if len(alike) > 1 else ""
+    note += f" Sorted by the values of {alike[0].name}." if len(alike) > 1 else ""
     whole = finite(first.final.get(main))
     if len(groups) == 1 and whole is not None:
         layout["shapes"] = [{

@@ -8,6 +8,7 @@ import gzip
 import lzma
 import math
 import os
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -293,13 +294,14 @@ def _as_trained(values: Array, found: Sequence[str], known: Sequence[str], colum
 def encoded(frame: Any, features: Sequence[str], gaps: bool = False) -> Array:
     """Rows of a DataFrame as the features of a trained model, named as `one_hot` names them.
 
-    A value of text that training did not see is 0 in all columns of its feature. Other columns are left out.
+    A value of text that training did not see is 0 in all columns of its feature, with a warning. Other columns are left out.
 
     Args:
         gaps: whether there may be some, as for `one_hot`.
     """
     optional_import("pandas", "a DataFrame")
     out: list[Array] = []
+    seen: dict[str, Array] = {}  # of each column of text, which rows have a value that training had
     for name in features:
         of_text = [c for c in map(str, frame.columns) if name.startswith(f"{c}=")]
         if name not in frame.columns and not of_text:
@@ -320,6 +322,15 @@ def encoded(frame: Any, features: Sequence[str], gaps: bool = False) -> Array:
             value = name[len(c) + 1 :]
             given = (MISSING if gap else text_of(v) for v, gap in zip(frame[c].tolist(), absent, strict=True))
             out.append(np.array([text == value for text in given], dtype=np.float64))
+            seen[c] = seen.get(c, absent & False) | (out[-1] == 1)
+    for c, known in seen.items():
+        if not known.all():
+            values = frame[c][~known]
+            new = dict.fromkeys(values.map(text_of).where(values.notna(), MISSING))
+            warnings.warn(
+                f"column {c!r}: training had no {short(new)}; {len(values)} of {len(frame)} rows count as none it had",
+                stacklevel=3,
+            )
     return np.stack(out, axis=1)
 
 

@@ -685,7 +685,7 @@ def _config_text(name: str, folder: Path, source: Source, aim: Aim, key: str, mo
     comments |= {"weights": 'sites count by their samples; "clients" (and p = "client_mean"): each as one'}
     algorithm = [(k, v, comments.get(k, "")) for k, v in aim.algorithm.items()]
     train = [
-        ("rounds", rounds, "rounds of communication"),
+        ("rounds", rounds, "rounds of communication; more while the curves in the report still rise"),
         ("batch_size", 32, '"none": all samples of a site in every step'),
         ("seed", 0, "of minibatches and of the model's first parameters"),
     ]

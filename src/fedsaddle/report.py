@@ -44,6 +44,27 @@ NOTES = {
 }
 
 
+_MOST_CLIENTS, _SHOWN_CLIENTS = 500, 12  # in a table, and in one that is open
+
+WORDS: list[tuple[str, str, tuple[str, ...]]] = [  # word, meaning, and the metrics with which it is shown
+    ("Client", "who holds data that stay there: a hospital, a bank, a file", ()),
+    ("Round, phase", "a round is one exchange between the server and clients; it has one or more phases, each of them a "
+     "message down and an answer up", ()),
+    ("AUC", "the share of pairs of a positive and a negative sample that the model ranks rightly; 0.5 is chance",
+     ("auc", "train_auc")),
+    ("Worst 20 %, best 20 %", "the mean over the fifth of the clients, at least one, with the lowest or highest value",
+     ("auc_worst20", "accuracy_worst20")),
+    ("Gini coefficient", "how unequal clients are: 0 where all have the same value, near 1 where one has nearly all",
+     ("auc_gini", "accuracy_gini")),
+    ("Clients with one class", "they have only positives or only negatives to be tested on, so they have no AUC",
+     ("single_class_clients",)),
+    ("Objective phi", "what training lowers: the min-max objective with the dual variable at its best; its gradient is 0 "
+     "at a solution", ("phi",)),
+    ("Dual variable", "what the objective is maximised over; in AUC one number, in robust learning the clients' weights",
+     ("dual_distance", "largest_weight")),
+]  # fmt: skip
+
+
 def write_report(run_dir: Folder) -> Path:
     """Write report.html into a run's folder and return its path; an unfinished run is reported as far as it got."""
     folder = Path(run_dir)
@@ -54,8 +75,10 @@ def write_report(run_dir: Folder) -> Path:
         *_figures(groups, main),
         page.drawn("weights", _linear(folder, run)),
         _key_numbers(run),
+        _each_client(run, main),
         _communication(run),
         _settings(run),
+        _words(run),
         *_sources(groups),
     ]
     lead = ""
@@ -211,6 +234,43 @@ def _key_numbers(run: Run) -> page.Card:
         (escape(label(k)) + page.element("small", notes.get(k, "")), _number(k, v)) for k, v in known.items()
     ]
     return page.Card("numbers", "All numbers", page.pairs(rows, "pairs columns"), wide=True)
+
+
+def _each_client(run: Run, main: str) -> page.Card | None:
+    """What each client has, and how well it is served, to read where the picture has too little room for numbers."""
+    names, values = run.client_names, run.per_client(main)
+    train, test = run.result.get("class_counts"), run.result.get("test_class_counts")
+    if not train or len(train) != len(names) or len(values) != len(names) or len(names) > _MOST_CLIENTS:
+        return None
+    test = test if test and len(test) == len(names) else None
+    counted = run.settings.get("problem.positive", 1) if base(main) == "auc" and len(train[0]) > 1 else None
+    classes = dict(enumerate(run.result.get("classes", [])))
+    of_class = "" if counted is None else f", {classes.get(counted, f'class {counted}')}"
+    parts = [("Training samples", train), *([("Test samples", test)] if test else [])]
+    columns = []
+    for title, counts in parts:
+        columns.append((title, [f"{sum(row):,}" for row in counts]))
+        if counted is not None:
+            columns.append((title + of_class, [f"{row[counted]:,}" for row in counts]))
+    columns.append((figures.unit(main), ["–" if v is None else _number(main, v) for v in values]))
+    rows = [
+        f"<th scope='row'>{escape(name)}</th>" + "".join(f"<td>{cells[i]}</td>" for _, cells in columns)
+        for i, name in enumerate(names)
+    ]
+    body = page.table("clients", ["Client", *(title for title, _ in columns)], rows)
+    summary = f"<summary>{plural(len(names), 'client')}</summary>"
+    body = f"<details{' open' * (len(names) <= _SHOWN_CLIENTS)}>{summary}{body}</details>"
+    return page.Card("each", "Each client in numbers", body)
+
+
+def _words(run: Run) -> page.Card:
+    """What the words on this page mean, of those that are on it."""
+    known = [
+        (escape(word), escape(text))
+        for word, text, keys in WORDS
+        if not keys or any(k in run.final for k in keys)
+    ]
+    return page.Card("words", "What the words mean", page.pairs(known))
 
 
 def _table_of_runs(groups: list[Group], main: str, behind: Sequence[Interval | None] | None) -> page.Card:

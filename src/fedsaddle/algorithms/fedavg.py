@@ -94,7 +94,7 @@ class LocalSGDA(Algorithm):
 
 @dataclass(frozen=True)
 class FedAvg(LocalSGDA):
-    """Federated averaging: local SGD steps on the training loss, then the mean of the models."""
+    """Federated averaging: local SGD steps on the training loss, then the mean of the models. For the problem ERM."""
 
     cites = Citation(
         "mcmahan2017communication",

@@ -49,7 +49,8 @@ class Stagewise(Algorithm):
         local_steps: I, local steps between two communications.
         stage_rounds: rounds of the first stage; None: one stage that does not end, so that no output rule applies.
         lr_decay: e.g. 1/3: the step is divided by 3 at each stage.
-        interval_growth, stage_growth: growth of I and of the number of rounds from stage to stage.
+        interval_growth: growth of I from stage to stage.
+        stage_growth: growth of the number of rounds from stage to stage.
         output: which output rule ends a stage.
     """
 
