@@ -103,8 +103,8 @@ class Part:
     digest = "as it was"
     secret: int = 7
 
-    def noise_key(self, run: str, round: int, phase: int) -> int:
-        return sampling.key(self.secret, self.number, round, phase)
+    def noise_key(self, asked: bytes) -> int:
+        return sampling.key(self.secret, self.number, int.from_bytes(asked[:8], "big"))
 
     def summary(self) -> dict[str, Tensor]:
         return {"n": torch.tensor([float(self.whole.sizes[self.number])])}

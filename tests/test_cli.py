@@ -527,13 +527,42 @@ def test_seeds_are_trained_one_by_one_and_share_a_row(fedsaddle: Command) -> Non
     aucs = [json.loads(Path(f, "result.json").read_text())["metrics"]["auc"] for f in folders]
     assert aucs[0] != aucs[1]
     spread = f"{np.mean(aucs):.4f} ± {np.std(aucs, ddof=1):.4f}"
-    assert f"tiny (2 seeds)  CODASCA    {spread}" in done.out and Path("runs/tiny-seeds.html").exists()
-    fedsaddle("run", save(TABLE), "--set", "algorithm.lr=0.01", "--out", "other", "--quiet")
+    assert f"tiny (2 seeds)  CODASCA    {spread}" in done.out
+    assert Path("runs/tiny-seed-0-and-others.html").exists()
+    fedsaddle("run", save(TABLE), "--set", "algorithm.lr=0.01", "--out", "tiny", "--quiet")
     fedsaddle("run", save(TABLE), "--out", "again", "--quiet")  # seed 0 once more, which is no repetition
-    lines = fedsaddle("compare", *folders, "other", "again").out.splitlines()
-    assert [line.split()[0] for line in lines[1:4]] == ["tiny", "other", "again"]
-    for wrong in ("0,x", "", "1,1", "-1"):
-        refused(fedsaddle("run", save(TABLE), "--seeds", wrong), "--seeds: must be different whole numbers")
+    compared = fedsaddle("compare", *folders, "tiny", "again")
+    assert compared.err == "fedsaddle: again: is the same run as runs/tiny-seed-0, left out\n"
+    rows = [line.partition("  ")[0] for line in compared.out.splitlines()[1:3]]
+    assert rows == ["tiny (2 seeds)", "tiny"] and "not over seeds" in compared.out
+
+
+def test_what_seeds_refuse(fedsaddle: Command) -> None:
+    file = save(TABLE)
+    for wrong in ("0,x", "", "1,1", "1,01", "-1", "9" * 30):
+        refused(fedsaddle("run", file, "--seeds", wrong), "--seeds: must be different whole numbers")
+    refused(fedsaddle("run", file, "--seeds", "0,1", "--set", "train.seed=3"), "give one of the two")
+    Path("out/tiny-seed-1").mkdir(parents=True)
+    refused(fedsaddle("run", file, "--seeds", "0,1", "--out", "out"), "out/tiny-seed-1: is there already")
+    assert not Path("out/tiny-seed-0").exists()  # found before anything was trained
+    done = fedsaddle("run", file, "--seeds", "0,1,2", "--set", "algorithm.lr=1e30", "--out", "b")
+    refused(done, "diverged")
+    assert done.err.endswith("; not trained: --seeds 1,2\n")
+
+
+def test_runs_that_differ_in_more_than_the_seed_have_rows_of_their_own(fedsaddle: Command) -> None:
+    hospitals()
+    run = ("run", save(FRAME), "--quiet")
+    fedsaddle(*run, "--set", "train.seed=0", "--out", "r-0")
+    fedsaddle(*run, "--set", "train.seed=1", "--out", "r-1")
+    fedsaddle(*run, "--set", "train.seed=2", "--set", "train.guard=1", "--out", "r-2")
+    rows = [
+        line.partition("  ")[0] for line in fedsaddle("compare", "r-0", "r-1", "r-2").out.splitlines()[1:3]
+    ]
+    assert rows == ["r (2 seeds)", "r-2"]
+    fedsaddle(*run, "--set", "data.test=0.5", "--out", "other")
+    said = fedsaddle("compare", "r-0", "other").out
+    assert "Not compared sample by sample: the runs have different test samples." in said
 
 
 def test_scores_of_the_test_rows(fedsaddle: Command) -> None:

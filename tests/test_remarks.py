@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,22 @@ def test_an_accuracy_no_better_than_one_answer_is_said() -> None:
     share = counts.max() / counts.sum()
     poor = result | {"metrics": result["metrics"] | {"accuracy": share}}
     assert f"Always answering '0' has an accuracy of {share:.4f} on the test samples." in remarks(poor)
+    many = poor | {"test_class_counts": [[30, 10, 20], [30, 0, 10]], "classes": ["a", "b", "c"]}
+    rest = many | {"metrics": {"accuracy": 0.9}}  # logistic: b against the rest
+    assert remarks(rest) == ["Always answering 'not b' has an accuracy of 0.9000 on the test samples."]
+    one_of = rest | {"config": {"problem": {"loss": "cross_entropy"}}}
+    assert remarks(one_of) == []
+    assert remarks(one_of | {"metrics": {"accuracy": 0.6}})[0].startswith(
+        "Always answering 'a' has an accuracy of 0.6000"
+    )
 
 
 def test_a_loss_that_grew_is_said() -> None:
     grown = summary(fs.ERM(torch.nn.Linear(3, 1)), 500.0, positives=20)
     assert grown["metrics"]["loss"] > grown["loss_at_start"]
-    assert any("training loss ended at" in said and "lower the step size" in said for said in remarks(grown))
+    assert any(
+        "training loss ended at" in said and "a smaller step may help" in said for said in remarks(grown)
+    )
 
 
 def test_of_repeated_runs_the_difference_of_means_has_an_interval(tmp_path: Path) -> None:
@@ -64,14 +75,18 @@ def test_of_repeated_runs_the_difference_of_means_has_an_interval(tmp_path: Path
         for seed, folder in enumerate(folders[str(lr)]):
             torch.manual_seed(seed)
             summary(fs.AUC(torch.nn.Linear(3, 1)), lr, 20, folder, seed=seed)
-    found = differences(list(folders.values()))
+    found, _ = differences(list(folders.values()))
     assert found is not None and found[0] is None and found[1] is not None
     results = {k: [json.loads((f / "result.json").read_text()) for f in own] for k, own in folders.items()}
     means = [np.mean([result["metrics"]["auc"] for result in own]) for own in results.values()]
     assert found[1].value == pytest.approx(means[0] - means[1], abs=1e-12)
     assert found[1].low < found[1].value < found[1].high
     page = write_comparison(folders, tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Behind the best" in page and ("class='best'" in page) == (found[1].low > 0)
+    assert "Behind the best" in page and "class='best'" in page and found[1].low > 0
+    unsure = [None, metrics.Interval(0.3, -0.1, 0.7)]  # as far apart, but other samples might turn it
+    page = write_comparison(folders, tmp_path / "page.html", behind=unsure).read_text(encoding="utf-8")
+    auc_cells = re.findall(r"<td( class='best')?>0\.\d{4} <small>±", page)
+    assert auc_cells[0] == auc_cells[4] == ""
     assert metrics.auc_difference(torch.zeros(4), torch.zeros(4), torch.tensor([1, 1, 0, 0]).bool()) == (
         0,
         0,

@@ -99,8 +99,8 @@ def test_report_of_a_run_has_every_part(tmp_path: Path) -> None:
     page = Page(path)
     assert path == folder / "report.html"
     assert page.cards == {
-        "numbers", "each", "words", "course", "clients", "convergence", "calendar", "partition", "communication", "settings", "cite",
-        "versions",
+        "numbers", "each", "words", "course", "clients", "convergence", "calendar", "partition", "communication",
+        "settings", "cite", "versions",
     }  # fmt: skip
     for text in (
         "CODASCA on AUC",

@@ -207,9 +207,9 @@ def test_the_same_samples_are_compared_whoever_owns_them(tmp_path: Path) -> None
     fed = fs.Federation.from_arrays(x, np.arange(60) // 2 % 2, clients=np.arange(60) % 3).holdout(0.4)
     for name, own in {"sites": fed, "pool": fed.pooled(), "alone": fed.alone(1)}.items():
         fs.train(fs.AUC(torch.nn.Linear(2, 1)), fs.CODASCA(), own, rounds=2, out=tmp_path / name).finish()
-    found = scores.differences([[tmp_path / name] for name in ("sites", "pool", "alone")])
+    found, _ = scores.differences([[tmp_path / name] for name in ("sites", "pool", "alone")])
     assert found is not None and sum(one is None for one in found) == 1
     file = tmp_path / "pool" / "scores.csv"  # a model may give NaN for some sample
     head, first, *rest = file.read_text().splitlines()
     file.write_text("\n".join([head, first.rpartition(",")[0] + ",nan", *rest]))
-    assert scores.differences([[tmp_path / "sites"], [tmp_path / "pool"]]) is None
+    assert scores.differences([[tmp_path / "sites"], [tmp_path / "pool"]]) == (None, "an AUC is undefined")

@@ -14,7 +14,7 @@ import signal
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -31,6 +31,7 @@ from fedsaddle.kinds import Kind
 from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned, check_config
 from fedsaddle.progress import human_bytes, spinner
 from fedsaddle.remarks import of_training, remarks
+from fedsaddle.repetitions import grouped
 
 if TYPE_CHECKING:  # torch is loaded by the commands that need it, so that the others start at once
     from fedsaddle.federation import Federation
@@ -160,10 +161,10 @@ def run(
     _load_torch(quiet)
     from fedsaddle.config import load
 
-    config = load(file, assigned(assignments, track))
     if wanted is not None:
         _run_seeds(file, assigned(assignments, track), wanted, out, quiet)
         return
+    config = load(file, assigned(assignments, track))
     if config.tree["train"]["engine"] == "torchrun" and rank() > 0:
         config.run()  # the first process writes and prints
         return
@@ -205,10 +206,10 @@ def resume(
 
 
 def _whole_numbers(option: str, text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+    parts = [int(part) for part in text.split(",") if part.strip().isdecimal()]
+    if len(set(parts)) < len(text.split(",")) or max(parts) >= 2**63:
         raise FedsaddleError(f"{option}: must be different whole numbers, such as 0,1,2, got {text!r}")
-    return [int(part) for part in parts]
+    return parts
 
 
 def _run_seeds(
@@ -217,21 +218,33 @@ def _run_seeds(
     """A run for each seed of training, and their comparison."""
     from fedsaddle.config import load
 
-    folders = []
-    for seed in seeds:
-        config = load(file, [*assignments, f"train.seed={seed}"])
-        if config.tree["train"]["engine"] == "torchrun":
-            raise FedsaddleError(
-                "--seeds: is for one process; under torchrun give --set train.seed=0, and so on"
-            )
-        folder = (out or Path("runs")) / f"{config.name}-seed-{seed}"
-        done = config.run(folder, progress=False if quiet else None, numbered=out is None)
-        assert done.out is not None
-        folders.append(done.out)
-        show_finished(done, config.name, quiet=True)
-    if not quiet and len(folders) > 1:
+    for assignment in assignments:
+        if assignment.startswith("train.seed="):
+            raise FedsaddleError(f"--set {assignment}: --seeds says which seeds; give one of the two")
+    configs = [load(file, [*assignments, f"train.seed={seed}"]) for seed in seeds]
+    if configs[0].tree["train"]["engine"] == "torchrun":
+        raise FedsaddleError("--seeds: is for one process; under torchrun give --set train.seed=0, and so on")
+    folders = [
+        (out or Path("runs")) / f"{c.name}-seed-{seed}" for c, seed in zip(configs, seeds, strict=True)
+    ]
+    for folder in folders if out is not None else ():
+        if folder.exists():
+            raise FedsaddleError(f"{folder}: is there already; choose another --out")
+    done: list[Run] = []
+    try:
+        for config, folder in zip(configs, folders, strict=True):
+            done.append(config.run(folder, progress=False if quiet else None, numbered=out is None))
+            show_finished(done[-1], config.name, quiet=quiet or len(seeds) > 1)
+    except (FedsaddleError, KeyboardInterrupt) as error:
+        if left := seeds[len(done) + 1 :]:
+            error.add_note(f"not trained: --seeds {','.join(map(str, left))}")
+        raise
+    if not quiet and len(done) > 1:
         print()
-        _compare(folders, folders[0].parent / f"{config.name}-seeds.html")
+        finished = [run.out for run in done if run.out is not None]
+        _compare(finished, finished[0].with_name(f"{finished[0].name}-and-others.html"))
+        for text in remarks(done[0].summary()):
+            print(text)
 
 
 def show_finished(done: Run, name: str, quiet: bool) -> None:
@@ -296,8 +309,11 @@ def _compare(folders: Sequence[Path], out: Path) -> None:
                 _say(f"{folder}: did not finish, left out{going_on(folder)}")
         folders = finished
     results = {folder: read_result(folder) for folder in folders}
-    groups = _repetitions(results)
-    from fedsaddle.scores import differences, read
+    groups, twins = grouped(results)
+    for folder, first in twins.items():
+        _say(f"{folder}: is the same run as {first}, left out")
+        del results[folder]
+    from fedsaddle.scores import differences
 
     shown = ("auc", "auc_worst20", "train_auc", "accuracy", "accuracy_worst20", "loss", "distance")
     columns = [k for k in shown if any(k in r["metrics"] for r in results.values())]
@@ -305,17 +321,17 @@ def _compare(folders: Sequence[Path], out: Path) -> None:
     for name, own in groups.items():
         metrics = [results[folder]["metrics"] for folder in own]
         rows.append([
-            f"{name} ({len(own)} seeds)" if len(own) > 1 else name,
+            name,
             results[own[0]]["config"]["algorithm"]["name"],
             *(_mean([m[k] for m in metrics]) if all(k in m for m in metrics) else "-" for k in columns),
             str(metrics[0]["round"]),
-            human_bytes(metrics[0]["bytes_down"] + metrics[0]["bytes_up"]),
+            human_bytes(round(statistics.fmean(m["bytes_down"] + m["bytes_up"] for m in metrics))),
         ])  # fmt: skip
     sure = [auc_interval(results[own[0]]) if len(own) == 1 else "" for own in groups.values()]
-    behind = differences(list(groups.values())) if "auc" in columns else None
+    behind, why = differences(list(groups.values())) if "auc" in columns else (None, "")
     more = {"95 %": [text or "-" for text in sure]} if any(sure) else {}
     if behind and any(behind):
-        more["behind the best"] = [_behind(by) for by in behind]
+        more["behind the best"] = ["-" if by is None else by.text() for by in behind]
     at = 3 + columns.index("auc") if "auc" in columns else len(rows[0])
     for i, (head, cells) in enumerate(more.items()):
         for row, cell in zip(rows, [head, *cells], strict=True):
@@ -323,9 +339,10 @@ def _compare(folders: Sequence[Path], out: Path) -> None:
     print("\n".join(_aligned(rows)))
     said = ["95 %: over the choice of test samples (DeLong), not over training runs and seeds."] * any(sure)
     if behind and any(behind):
-        said.append("behind the best: on the same test samples, with the 95 % interval of the difference.")
-    elif len(groups) > 1 and behind is None and all(read(folder) is not None for folder in folders):
-        said.append("These runs have different test samples, so they are not compared sample by sample.")
+        said.append(
+            "behind the best: on the same test samples, with a 95 % interval over their choice, not over seeds."
+        )
+    said += [f"Not compared sample by sample: {why}."] if why and len(groups) > 1 else []
     said += [f"{folder}: {text}" for folder, result in results.items() for text in of_training(result)]
     if said:
         print("\n" + "\n".join(said))
@@ -338,52 +355,23 @@ def _compare(folders: Sequence[Path], out: Path) -> None:
     if len(set(data)) > 1:  # then the columns do not compare like with like
         print(
             "\nThese runs have different data:\n"
-            + "\n".join(f"  {folder}: {d}" for folder, d in zip(folders, data, strict=True))
+            + "\n".join(f"  {folder}: {d}" for folder, d in zip(results, data, strict=True))
         )
     if _has_plotly():
         from fedsaddle.report import write_comparison
 
-        print(write_comparison(groups, out, behind=behind))
+        print(write_comparison(groups, out, behind=behind or ()))
     else:
         print("fedsaddle: no page without plotly: pip install 'fedsaddle[report]'", file=sys.stderr)
 
 
-def _repetitions(results: Mapping[Path, Json]) -> dict[str, list[Path]]:
-    """Folders by name, those together whose runs differ in the seed of training only."""
-    alike: dict[Any, list[Path]] = {}
-    met: list[Any] = []
-    for folder, result in results.items():
-        config = {k: dict(part) for k, part in result["config"].items()}
-        run = config["train"].pop("seed", None), json.dumps(config, sort_keys=True)
-        alike.setdefault((run[1], met.count(run)), []).append(folder)  # the same run again is no repetition
-        met.append(run)
-    short = {folder: folder.resolve().name for folder in results}
-    if len(set(short.values())) < len(short):
-        short = {folder: str(folder) for folder in results}
-    named: dict[str, list[Path]] = {}
-    for own in alike.values():
-        names = [short[folder] for folder in own]
-        common = os.path.commonprefix(names)  # noqa: RUF071  names, not paths
-        stem = common.rstrip("-_. 0123456789").removesuffix("seed").rstrip("-_. ")
-        if len(own) == 1 or not stem or stem in named:
-            stem = names[0] + (f" and {len(own) - 1} more" if len(own) > 1 else "")
-        named[stem] = own
-    return named
-
-
 def _mean(values: Sequence[Any]) -> str:
     """A number; of several their mean and standard deviation."""
-    if len(values) == 1 or not all(isinstance(v, float) for v in values):
+    if len(values) == 1:
         return _number(values[0])
-    return f"{_number(statistics.fmean(values))} ± {_number(statistics.stdev(values))}"
-
-
-def _behind(by: Any) -> str:
-    if by is None:
+    if not all(isinstance(v, float) for v in values):
         return "-"
-    if by.value == by.low == by.high == 0:
-        return "0 (ranks all samples alike)"
-    return f"{by.value:.4f} ({by.low:.4f} to {by.high:.4f})"
+    return f"{_number(statistics.fmean(values))} ± {_number(statistics.stdev(values))}"
 
 
 @app.command("probe")

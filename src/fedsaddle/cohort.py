@@ -58,6 +58,7 @@ class Cohort:
         dtype: the precision of the run.
         longest: no client has more samples than this (asking the device would stall it).
         sides: of a problem on pairs of samples; None for others.
+        noise_key: from which normal numbers are drawn in place of `key`: a deployed site has one of its own.
         alike: how many replicas in a row have the same seed, and so the same clients and minibatches, which are then drawn
             and gathered once for all of them.
     """
@@ -76,14 +77,14 @@ class Cohort:
         longest: int,
         sides: Sides | None = None,
         alike: int = 1,
+        noise_key: Tensor | None = None,
     ) -> None:
         self.problem, self.ids, self.memory = problem, ids, memory
         self.sizes = sizes
         self._data, self._first, self._key, self._batching = data, first, key, batching
-        self.sides, self._alike = sides, alike
+        self.sides, self._alike, self._noise_key = sides, alike, noise_key
         self.compile = False  # whether `scan` compiles its step
         self._longest = longest if sizes.is_cuda else int(sizes.max())
-        self.noise_key = key  # from which normal numbers are drawn; a deployed site has one of its own
         self._normals = 0  # draws of normal numbers
         self._drawn = 0  # steps whose minibatches were drawn; a second scan goes on with fresh ones
         self._like = torch.empty(0, dtype=dtype, device=ids.device)
@@ -115,6 +116,7 @@ class Cohort:
             self._longest,
             self.sides and Sides(self.sides.rows, *sides),
             self._alike,
+            self._noise_key,
         )
         other.compile = self.compile
         return other
@@ -328,7 +330,8 @@ class Cohort:
     def normal(self, k: int) -> Tensor:
         """Standard normal numbers, a function of (seed or site's secret, round, phase, client, draws before): [S, k]."""
         self._normals += 1
-        return normal(self.noise_key, self.ids, k, self._normals - 1).to(self._like)
+        key = self._key if self._noise_key is None else self._noise_key
+        return normal(key, self.ids, k, self._normals - 1).to(self._like)
 
     def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
         """The problem's proximal step and projection, after a gradient step of size lr."""

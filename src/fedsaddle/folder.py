@@ -46,7 +46,7 @@ class Stopped(NamedTuple):
     message: str
     round: int | None  # that of the last checkpoint
     diverged: bool
-    lr: float | None  # the step size, where the algorithm has one
+    lr: float | None  # a step size to begin anew with, where the algorithm has one
     remote: bool  # whether it was a deployment
 
     def remedy(self, folder: Path) -> str:
@@ -58,7 +58,7 @@ class Stopped(NamedTuple):
             return f"resuming would diverge again; the rounds before that are in {folder}"
         if self.diverged and self.lr is not None:
             command = f"fedsaddle {'deploy run' if self.remote else 'run'} {file}"
-            anew = f"{command} --set algorithm.lr={self.lr / 10:g}"
+            anew = f"{command} --set algorithm.lr={self.lr:g}"
             return f"resuming would diverge again; begin anew: {anew}; fedsaddle probe {file} measures which steps suit"
         command = f"fedsaddle resume {folder}" if file.exists() else "fs.train(..., out=, resume=True)"
         return f"{command} goes on after round {self.round}"

@@ -34,6 +34,10 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def text(self) -> str:
+        """0.0123 (0.0045 to 0.0201)."""
+        return f"{self.value:.4f} ({self.low:.4f} to {self.high:.4f})"
+
 
 def auc(scores: Tensor, positive: Tensor) -> float:
     """Exact area under the ROC curve; a tie between a positive and a negative counts one half. NaN with one class.

@@ -15,11 +15,10 @@ def remarks(result: dict[str, Any]) -> list[str]:
 def of_training(result: dict[str, Any]) -> list[str]:
     """Whether training has made the model worse."""
     first, last = result.get("loss_at_start"), result["metrics"].get("loss")
-    if first is None or last is None or last <= first:
+    if first is None or last is None or last <= first + 0.01 * abs(first):
         return []
-    return [
-        f"The training loss ended at {last:.4g}, above the {first:.4g} it began with: lower the step size."
-    ]
+    began = f"above the {first:.4g} it began with"
+    return [f"The training loss ended at {last:.4g}, {began}: a smaller step may help."]
 
 
 def _of_clients(result: dict[str, Any]) -> list[str]:
@@ -46,10 +45,18 @@ def _of_accuracy(result: dict[str, Any]) -> list[str]:
     counts, accuracy = result.get("test_class_counts"), result["metrics"].get("accuracy")
     if not counts or accuracy is None:
         return []
-    totals = [sum(column) for column in zip(*counts, strict=True)]
-    most = max(range(len(totals)), key=totals.__getitem__)
-    share = totals[most] / sum(totals)
+    problem, classes = result["config"]["problem"], result.get("classes") or []
+    totals = {
+        classes[i] if i < len(classes) else str(i): sum(column)
+        for i, column in enumerate(zip(*counts, strict=True))
+    }
+    if (
+        problem.get("loss") not in ("cross_entropy", "one_hot") and len(totals) > 2
+    ):  # one class against the rest
+        name = list(totals)[problem.get("positive", 1)]
+        totals = {name: totals[name], f"not {name}": sum(totals.values()) - totals[name]}
+    most = max(totals, key=totals.__getitem__)
+    share = totals[most] / sum(totals.values())
     if accuracy > share + 0.005:
         return []
-    name = result["classes"][most] if result.get("classes") else str(most)
-    return [f"Always answering {name!r} has an accuracy of {share:.4f} on the test samples."]
+    return [f"Always answering {most!r} has an accuracy of {share:.4f} on the test samples."]

@@ -108,8 +108,8 @@ def write_comparison(
             repeated, such as over seeds; it is shown by its mean and standard deviation.
         out: the HTML file to write.
         note: what a reader should know, shown at the top.
-        behind: how far each run is behind the best on the same test samples, where that is known (`scores.differences`); it
-            is computed otherwise.
+        behind: how far each row is behind the best on the same test samples (`scores.differences`), if that was computed
+            already; empty where it cannot be.
 
     Example:
         >>> write_comparison({"CODASCA": ["runs/c-0", "runs/c-1"], "CODA+": "runs/p"}, "out.html")  # doctest: +SKIP
@@ -126,7 +126,7 @@ def write_comparison(
         groups.append(Group(name, i, [_read(f) for f in own]))
     main = figures.main_metric(groups)
     if behind is None and main == "auc":
-        behind = scores.differences(list(folders.values()))
+        behind, _ = scores.differences(list(folders.values()))
     cards = [
         _table_of_runs(groups, main, behind),
         *_figures(groups, main),
@@ -317,7 +317,7 @@ def _table_of_runs(groups: list[Group], main: str, behind: Sequence[Interval | N
         "larger of their two standard deviations; of test AUC also only where all intervals of the others are above 0."
     )
     note += " Here none is." if all(i is None for i in best.values()) else ""
-    if behind or any(auc_interval(g.runs[0].result) and len(g.runs) == 1 for g in groups):
+    if any(auc_interval(g.runs[0].result) and len(g.runs) == 1 for g in groups):
         note += (
             " Below the AUC of a single run: its 95\u00a0% confidence interval over the choice of test samples (DeLong), "
             "not over training runs."

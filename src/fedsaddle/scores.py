@@ -75,28 +75,32 @@ def read(folder: Path) -> Scores | None:
     return Scores(rows[order], positive[order], scores[order])
 
 
-def differences(groups: Sequence[Sequence[Path]]) -> list[Interval | None] | None:
-    """The best group's mean test AUC less that of each, None for itself; nothing unless all runs scored the same samples.
+def differences(groups: Sequence[Sequence[Path]]) -> tuple[list[Interval | None] | None, str]:
+    """The best group's mean test AUC less that of each, None for itself; where that cannot be had, None and why.
 
     Args:
         groups: folders of runs; those of a group are repetitions, such as over seeds.
     """
-    found = [[read(folder) for folder in group] for group in groups]
-    runs = [[one for one in group if one is not None] for group in found]
-    if len(runs) < 2 or any(len(own) < len(group) for own, group in zip(runs, found, strict=True)):
-        return None
+    if len(groups) < 2:
+        return None, ""
+    runs: list[list[Scores]] = []
+    for group in groups:
+        found = [read(folder) for folder in group]
+        runs.append([one for one in found if one is not None])
+        if len(runs[-1]) < len(group):
+            return None, "a run has no scores.csv"
     first = runs[0][0]
     if not all(_same(one, first) for own in runs for one in own):
-        return None
+        return None, "the runs have different test samples"
     scored = [torch.stack([one.scores for one in own]) for own in runs]
     aucs = [fmean(auc(one, first.positive) for one in own) for own in scored]
     if any(value != value for value in aucs):
-        return None
+        return None, "an AUC is undefined"
     best = aucs.index(max(aucs))
     return [
         None if i == best else auc_difference(scored[best], own, first.positive)
         for i, own in enumerate(scored)
-    ]
+    ], ""
 
 
 def _same(one: Scores, other: Scores) -> bool:

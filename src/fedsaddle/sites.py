@@ -210,10 +210,9 @@ class Site:
                 f"{self.memory}: the site must be able to keep its memory there ({error}); correct memory in its TOML"
             ) from error
 
-    def noise_key(self, run: str, round: int, phase: int) -> int:
-        """64 bits from which the noise of one phase is drawn: the same if it is asked again, and nobody else knows them."""
-        told = json.dumps([run, round, phase]).encode()
-        return int.from_bytes(hmac.digest(self._secret, b"noise" + told, "sha256")[:8], "big")
+    def noise_key(self, asked: bytes) -> int:
+        """64 bits from which the noise of an answer is drawn, known to the site alone; the same if the same is asked again."""
+        return int.from_bytes(hmac.digest(self._secret, b"noise" + asked, "sha256")[:8], "big")
 
     @cached_property
     def digest(self) -> str:

@@ -413,7 +413,9 @@ class Run:
         if self._folder is None or not self._records:
             return
         message = "interrupted" if isinstance(error, KeyboardInterrupt) else first_line(error)
-        lr = _steps(self.algorithm, -self._halved).get("lr")
+        lr = _steps(self.algorithm, 0).get("lr")
+        if lr is not None:  # a guard may have halved it more than to a tenth
+            lr = min(_steps(self.algorithm, -self._halved)["lr"] / 10, lr / 2)
         why = Stopped(message, self._saved, isinstance(error, Diverged), lr, self.clients.remote)
         self._folder.stopped(why)
         if remedy := why.remedy(self._folder.path):

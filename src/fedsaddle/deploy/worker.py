@@ -9,7 +9,6 @@ that takes a cohort, and nothing else can be called.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 import json
@@ -52,7 +51,7 @@ class SiteData(Protocol):
     @property
     def digest(self) -> str: ...
 
-    def noise_key(self, run: str, round: int, phase: int) -> int: ...
+    def noise_key(self, asked: bytes) -> int: ...
 
     def summary(self) -> dict[str, Tensor]: ...
 
@@ -91,7 +90,7 @@ class Session:
         config = resolve(tree | {"data": {"sites": "."}})
         self.federation = site.federation(dict(agreed.constants))
         setup = config.build(self.federation)
-        self._noise_key = functools.partial(site.noise_key, agreed.run)
+        self._run, self._noise_key = agreed.run, site.noise_key
         self.z, self.dtype, self.seed = agreed.z, agreed.z.dtype, int(config.tree["train"]["seed"])
         self.problem: Problem = setup.problem.to(torch.device("cpu"), self.dtype)
         self.algorithm: Algorithm = setup.algorithm
@@ -134,12 +133,17 @@ class Session:
             dtype=self.dtype,
             longest=n,
             sides=self._sides,
+            noise_key=sampling.keys([self._noise_key(self._asked(request))], torch.device("cpu")),
         )
-        cohort.noise_key = sampling.keys([self._noise_key(round, phase)], torch.device("cpu"))
         reply, new = self._execute(work, message, cohort)
         if new is not None:
             self.memory.write((round, phase), new)
         return Reply({"status": "done", "wrote": new is not None}, pack(reply))
+
+    def _asked(self, request: Request) -> bytes:
+        """A digest of what the server asks for, and in which run, round and phase."""
+        head = [self._run, *(request.head[k] for k in ("round", "phase", "client", "work"))]
+        return hashlib.sha256(b"\0".join([json.dumps(head).encode(), request.shared, request.own])).digest()
 
     def evaluate(self, request: Request) -> Reply:
         """Measure at z, and share a sketch of the scores; or, told edges, how many scores lie between them."""
