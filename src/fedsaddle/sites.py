@@ -211,7 +211,7 @@ class Site:
             ) from error
 
     def noise_key(self, asked: bytes) -> int:
-        """64 bits from which the noise of an answer is drawn, known to the site alone; the same if the same is asked again."""
+        """64 bits from which the noise of an answer is drawn, known to the site alone, and the same for the same request."""
         return int.from_bytes(hmac.digest(self._secret, b"noise" + asked, "sha256")[:8], "big")
 
     @cached_property
