@@ -260,7 +260,7 @@ def _each_client(run: Run, main: str) -> page.Card | None:
     body = page.table("clients", ["Client", *(title for title, _ in columns)], rows)
     summary = f"<summary>{plural(len(names), 'client')}</summary>"
     body = f"<details{' open' * (len(names) <= _SHOWN_CLIENTS)}>{summary}{body}</details>"
-    return page.Card("each", "Each client in numbers", body)
+    return page.Card("each", "Each client in numbers", body, wide=True)
 
 
 def _words(run: Run) -> page.Card:
@@ -270,7 +270,7 @@ def _words(run: Run) -> page.Card:
         for word, text, keys in WORDS
         if not keys or any(k in run.final for k in keys)
     ]
-    return page.Card("words", "What the words mean", page.pairs(known))
+    return page.Card("words", "What the words mean", page.pairs(known, "pairs words"))
 
 
 def _table_of_runs(groups: list[Group], main: str, behind: Sequence[Interval | None] | None) -> page.Card:
