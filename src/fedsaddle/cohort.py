@@ -58,7 +58,7 @@ class Cohort:
         dtype: the precision of the run.
         longest: no client has more samples than this (asking the device would stall it).
         sides: of a problem on pairs of samples; None for others.
-        noise_key: from which normal numbers are drawn in place of `key`: a deployed site has one of its own.
+        noise_key: gives what normal numbers are drawn from in place of `key`: a deployed site has its own.
         alike: how many replicas in a row have the same seed, and so the same clients and minibatches, which are then drawn
             and gathered once for all of them.
     """
@@ -77,7 +77,7 @@ class Cohort:
         longest: int,
         sides: Sides | None = None,
         alike: int = 1,
-        noise_key: Tensor | None = None,
+        noise_key: Callable[[], Tensor] | None = None,
     ) -> None:
         self.problem, self.ids, self.memory = problem, ids, memory
         self.sizes = sizes
@@ -330,7 +330,7 @@ class Cohort:
     def normal(self, k: int) -> Tensor:
         """Standard normal numbers, a function of (seed or site's secret, round, phase, client, draws before): [S, k]."""
         self._normals += 1
-        key = self._key if self._noise_key is None else self._noise_key
+        key = self._key if self._noise_key is None else self._noise_key()
         return normal(key, self.ids, k, self._normals - 1).to(self._like)
 
     def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:

@@ -324,7 +324,8 @@ def _table_of_runs(groups: list[Group], main: str, behind: Sequence[Interval | N
         )
     if behind:
         note += (
-            " Behind the best: the difference on the same test samples, with its 95\u00a0% interval (paired)."
+            " Behind the best: the difference on the same test samples, with its 95\u00a0% interval over their choice "
+            "(paired), not over seeds."
         )
     return page.Card(
         "runs", "Results", table + page.element("p", note * (len(groups) > 1), "note"), wide=True

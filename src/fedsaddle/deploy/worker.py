@@ -133,7 +133,7 @@ class Session:
             dtype=self.dtype,
             longest=n,
             sides=self._sides,
-            noise_key=sampling.keys([self._noise_key(self._asked(request))], torch.device("cpu")),
+            noise_key=lambda: sampling.keys([self._noise_key(self._asked(request))], torch.device("cpu")),
         )
         reply, new = self._execute(work, message, cohort)
         if new is not None:
