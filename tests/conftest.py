@@ -1,10 +1,11 @@
-"""What several test files share: the command line in this process."""
+"""What several test files share: the command line in this process, and a generator that each test finds alike."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from fedsaddle import cli
 
@@ -16,6 +17,12 @@ class Done(NamedTuple):
 
 
 Command = Callable[..., Done]
+
+
+@pytest.fixture(autouse=True)
+def same_generator() -> None:
+    """Models of PyTorch begin where its generator stands: the same in each test, whatever ran before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture
