@@ -16,7 +16,9 @@ WITHOUT, WITH = sampling.SAMPLINGS
 def draw(steps, ids, sizes, batch_size, mode=WITHOUT, seed=0, round=0, phase=0):
     key = sampling.key(sampling.MINIBATCH, seed, round, phase)
     key = sampling.keys([key], torch.device("cpu"))
-    return sampling.minibatches(key, steps, torch.tensor(ids), torch.tensor(sizes), batch_size, mode)
+    return sampling.minibatches(
+        key, torch.tensor(steps), torch.tensor(ids), torch.tensor(sizes), batch_size, mode
+    )
 
 
 @pytest.mark.parametrize("mode", sampling.SAMPLINGS)

@@ -11,13 +11,13 @@ client's first side, followed by B of its second.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedsaddle.errors import warn
 from fedsaddle.problem import Batch, Data, Problem, tree_map
 from fedsaddle.sampling import minibatches, normal, subkey
 
@@ -168,7 +168,8 @@ class Cohort:
         begin, end = self._drawn, self._drawn + steps
         outputs: list[Any] = []
         for start in range(begin, end, at_once):
-            todo = range(start, min(start + at_once, end))
+            # a tensor, not a range: one compiled version draws for all of them
+            todo = torch.arange(start, min(start + at_once, end), device=ids.device)
             if self.sides is not None:
                 rows, places, w = self._pairs(draw, todo, size, sampling)
                 rows, w = rows + first.unsqueeze(-1), w.to(self._like)
@@ -184,7 +185,7 @@ class Cohort:
         self._drawn = end
         return carry if inputs is None else (carry, tree_map(lambda *v: torch.cat(v, dim=-1), *outputs))
 
-    def _pairs(self, draw: Any, todo: range, size: int, sampling: str) -> tuple[Tensor, Tensor, Tensor]:
+    def _pairs(self, draw: Any, todo: Tensor, size: int, sampling: str) -> tuple[Tensor, Tensor, Tensor]:
         """Rows [T, ..., S, 2B] of both sides, the same samples numbered within their side, and weights [..., S, 2B].
 
         Each side has its own key. A client with fewer than B samples of a side takes some of them more than once, so that
@@ -219,7 +220,8 @@ class Cohort:
         size = min(size, self._longest)
         t, self._drawn = self._drawn, self._drawn + 1
         ids, first, sizes, key = self._distinct()
-        rows, w = minibatches(key, range(t, t + 1), ids, sizes, size, "without_replacement")
+        now = torch.arange(t, t + 1, device=ids.device)
+        rows, w = minibatches(key, now, ids, sizes, size, "without_replacement")
         return self._gathered(rows[0] + first.unsqueeze(-1), w.to(self._like))
 
     def everything(self) -> Iterator[Batch]:
@@ -360,7 +362,7 @@ class Cohort:
 
 def rows_of_steps(
     key: Tensor,
-    steps: range,
+    steps: Tensor,
     ids: Tensor,
     sizes: Tensor,
     batching: Batching,
@@ -414,7 +416,5 @@ def _can_compile() -> bool:
         return True
     except Exception as error:  # whatever is missing: a C++ compiler, Triton, a supported platform
         reason = str(error).partition("\n")[0]
-        warnings.warn(
-            f"compile: not available here, running eagerly ({type(error).__name__}: {reason})", stacklevel=3
-        )
+        warn(f"compile: not available here, running eagerly ({type(error).__name__}: {reason})")
         return False

@@ -92,7 +92,7 @@ def normal(key: Tensor, ids: Tensor, k: int, draw: int = 0) -> Tensor:
 
 def minibatches(
     key: Tensor,
-    steps: range,
+    steps: Tensor,
     ids: Tensor,
     sizes: Tensor,
     batch_size: int,
@@ -104,7 +104,7 @@ def minibatches(
 
     Args:
         key: key(MINIBATCH, seed, round, phase), from `keys`.
-        steps: the local steps t to draw for.
+        steps: the local steps t to draw for [T].
         ids: global client numbers [S], or [R, S] with a replica axis.
         sizes: how many samples each of them has, likewise.
         batch_size: B; a client with fewer samples uses all of them when drawing without replacement.
@@ -116,7 +116,7 @@ def minibatches(
         rows [T, ..., S, B] and weights [..., S, B] (float64) that sum to one over each client's slots; absent slots weigh 0.
     """
     device = ids.device
-    t = torch.arange(steps.start, steps.stop, device=device).view(-1, *[1] * (ids.ndim + 1))
+    t = steps.view(-1, *[1] * (ids.ndim + 1))
     slot = torch.arange(batch_size, device=device)
     n = sizes.unsqueeze(-1)  # [..., S, 1]
     if later is not None:

@@ -27,7 +27,6 @@ positive whose u is not known yet has the g of the active negatives that it meet
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -40,7 +39,7 @@ from fedsaddle.algorithms.cycp import CyCpMinimax
 from fedsaddle.algorithms.stages import Progress, Stagewise
 from fedsaddle.clients import Clients, Each
 from fedsaddle.cohort import Cohort
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, warn
 from fedsaddle.problem import Batch, Problem
 from fedsaddle.problems.pairs import PairLoss
 from fedsaddle.problems.pairwise import Pairwise, PartialAUC
@@ -183,15 +182,13 @@ class CyCpPairwise(Stagewise):
         """Warn of settings under which nothing, or something else, is learned."""
         me, period, stage = type(self).__name__, clients.participation.period, self.stage_rounds
         if clients.rounds is not None and clients.rounds <= period:
-            warnings.warn(
+            warn(
                 f"{me}: the first {period} rounds (one pass over all groups) only collect scores, so {clients.rounds} "
-                "rounds leave the model as it is; train for more",
-                stacklevel=2,
+                "rounds leave the model as it is; train for more"
             )
         if stage is not None and stage % period:
-            warnings.warn(
-                f"{me}: stage_rounds = {stage} is no multiple of the {period} rounds of an epoch; stages end within one",
-                stacklevel=2,
+            warn(
+                f"{me}: stage_rounds = {stage} is no multiple of the {period} rounds of an epoch; stages end within one"
             )
 
     @staticmethod
@@ -307,10 +304,9 @@ class RSPairwise(CyCpPairwise):
     def _advise(self, clients: Clients) -> None:
         super()._advise(clients)
         if clients.participation.period > 1:
-            warnings.warn(
+            warn(
                 f"{type(self).__name__}: is meant for random sampling; under {type(clients.participation).__name__} "
-                "participation its pools are renewed once in a pass over all groups, as CyCpPairwise's",
-                stacklevel=2,
+                "participation its pools are renewed once in a pass over all groups, as CyCpPairwise's"
             )
 
 

@@ -12,7 +12,6 @@ from a stage, and the public code a fourth:
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from fedsaddle.algorithms.base import Algorithm
 from fedsaddle.clients import Clients
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, warn
 
 
 class Progress(NamedTuple):
@@ -116,10 +115,9 @@ class ProximalStages(Stagewise):
         super().__post_init__()
         self._require_nonnegative("gamma")
         if self.gamma and self.stage_rounds is None:
-            warnings.warn(
+            warn(
                 f"{type(self).__name__}: gamma = {self.gamma} without stage_rounds ties the whole run to its start; "
-                "set stage_rounds, or gamma = 0",
-                stacklevel=3,
+                "set stage_rounds, or gamma = 0"
             )
 
     @property

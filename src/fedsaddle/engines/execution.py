@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from fedsaddle.clients import Work
 from fedsaddle.cohort import Cohort
+from fedsaddle.errors import warn
 from fedsaddle.problem import tree_map
 
 PRECISIONS = {
@@ -104,9 +104,7 @@ class Graphs:
                 self._recorded[key] = Recording(work, message, cohort)
             except RuntimeError as error:
                 reason = str(error).partition("\n")[0]
-                warnings.warn(
-                    f"{work.__name__} cannot be a CUDA graph and runs eagerly: {reason}", stacklevel=2
-                )
+                warn(f"{work.__name__} cannot be a CUDA graph and runs eagerly: {reason}")
                 self._recorded[key] = None
         recording = self._recorded[key]
         return work(cohort, message) if recording is None else recording.replay(message, cohort)
