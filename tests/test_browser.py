@@ -28,7 +28,7 @@ CARDS = {
 }
 TABLES = {
     "run": {"numbers", "each", "words", "communication", "settings", "cite", "versions"},
-    "comparison": {"runs", "settings", "cite", "versions"},
+    "comparison": {"runs", "settings", "words", "cite", "versions"},
     "sweep": {"chosen", "points", "config", "cite", "versions"},
 }
 # of every figure on view: its card, the traces it has and those drawn, and the sizes of its texts
@@ -54,6 +54,9 @@ TOUCHING = """() => [...document.querySelectorAll(".plot")].filter(p => p.offset
             .filter(([, s]) => r.left < s.right - 1 && s.left < r.right - 1 && r.top < s.bottom - 2 && s.top < r.bottom - 2)
             .map(([b]) => p.closest("section").id + ": " + a + " and " + b));
     }))"""
+# tables that are wider than their places
+CUT = """() => [...document.querySelectorAll(".scroll")].filter(s => s.scrollWidth > s.clientWidth)
+    .map(s => s.closest("section").id)"""
 # text and ground of what is read
 INKS = """() => [["body", document.body], ["h1", "h1"], ["note", ".note"], ["caption", ".caption"], ["cell", "td"],
     ["cite", "pre.cite"]].map(([name, at]) => [name, at.style ? at : document.querySelector(at)]).filter(([, e]) => e)
@@ -177,6 +180,30 @@ def test_it_is_legible(opened: Opened, width: int) -> None:
         for figure in tab.evaluate(DRAWN):
             assert figure["inside"] and min(figure["sizes"]) >= 10, figure
         assert tab.evaluate(TOUCHING) == []
+
+
+def test_tables_are_not_cut(opened: Opened) -> None:
+    """Nor have they an empty band above on a telephone: rows are blocks there, in which each cell has its head."""
+    assert "runs" not in look(opened, 1280, "light").evaluate(CUT)
+    tab = look(opened, 400, "light")
+    assert tab.evaluate(CUT) == []
+    assert tab.evaluate(
+        "() => [...document.querySelectorAll('.rows thead')].every(h => h.offsetHeight === 0)"
+    )
+    heads = tab.evaluate(
+        "() => [...document.querySelectorAll('.rows td')].filter(d => d.offsetHeight && d.dataset.head)"
+        ".map(d => getComputedStyle(d, '::before').content)"
+    )
+    assert heads and "none" not in heads
+
+
+def test_no_card_is_mostly_white(opened: Opened) -> None:
+    """The one on versions stood beside a tall one on citations."""
+    empty = opened.tab.evaluate(
+        "() => { const card = document.querySelector('#versions'), table = card.querySelector('table');"
+        " return card.offsetHeight - table.offsetHeight; }"
+    )
+    assert empty < 120
 
 
 def test_dark_and_light_are_different_and_have_contrast(opened: Opened) -> None:

@@ -113,6 +113,7 @@ def test_run_again_takes_a_new_folder_and_gives_the_same_model(fedsaddle: Comman
     one, two, three = (
         load_file(Path(d) / "model.safetensors") for d in ("runs/tiny", "runs/tiny-2", "deep/er")
     )
+    assert "runs/NAME-2 if that is there" in " ".join(fedsaddle("run", "--help").out.split())
     assert torch.equal(one["1.weight"], two["1.weight"])
     assert not torch.equal(one["1.weight"], three["1.weight"])
 
@@ -140,12 +141,13 @@ def test_compare_report_and_show(fedsaddle: Command) -> None:
     for steps in (2, 3):
         fedsaddle("run", save(TABLE), "--set", f"algorithm.local_steps={steps}", "--quiet")
     done = fedsaddle("compare", "runs/tiny", "runs/tiny-2", "--out", "both.html")
-    header, first, second, _, meaning, _, page = done.out.splitlines()
+    header, first, second, _, meaning, _, *notices, page = done.out.splitlines()
     assert (
         meaning.startswith("95 %: ")
         and header.split()[:2] == ["run", "algorithm"]
         and "AUC, worst 20 % of clients" in header
     )
+    assert any("clients have fewer than 10 test samples of one class" in said for said in notices)
     assert first.startswith("tiny ") and second.startswith("tiny-2 ")
     assert page == "both.html" and Path("both.html").stat().st_size > 1000
     auc = json.loads(Path("runs/tiny/result.json").read_text())["metrics"]["auc"]
@@ -176,6 +178,14 @@ def test_list(fedsaddle: Command, kind: str) -> None:
     for line, entry in zip(done.out.splitlines(), entries, strict=True):
         assert line.split()[0] == entry["name"]
         assert len(entry["description"]) > 10 and "\n" not in entry["description"]
+
+
+def test_list_without_a_kind_lists_the_kinds(fedsaddle: Command) -> None:
+    done = fedsaddle("list")
+    assert done.code == 0 and done.err == ""
+    assert [line.split()[0] for line in done.out.splitlines()] == list(Kind)
+    entries = json.loads(fedsaddle("list", "--json").out)
+    assert [e["name"] for e in entries] == list(Kind) and all(e["description"] for e in entries)
 
 
 def test_list_json_has_parameters(fedsaddle: Command) -> None:
@@ -301,7 +311,8 @@ MISTAKES = {  # what is set on TABLE -> what the line says
     "wrong type": (['algorithm.lr="big"'], 'algorithm.lr: must be a number, got "big"'),
     "bool for a number": (["algorithm.local_steps=true"], "algorithm.local_steps: must be a whole number, got true"),
     "fraction of a step": (["algorithm.local_steps=1.5"], "algorithm.local_steps: must be a whole number, got 1.5"),
-    "unknown algorithm": (["algorithm.name=codasac"], "algorithm.name: \"codasac\" is unknown; did you mean 'codasca'?"),
+    "unknown algorithm": (["algorithm.name=codasac"], "algorithm.name: \"codasac\" is unknown; did you mean 'codasca'?\n"),
+    "capital letters": (["algorithm.name=CODASCA"], "algorithm.name: \"CODASCA\" is unknown; did you mean 'codasca'?\n"),
     "misspelt key": (["algorithm.local_step=3"], "local_step: unknown key, did you mean 'local_steps'? codasca takes lr"),
     "key of another algorithm": (["algorithm.mu=3"], "algorithm.mu: unknown key; codasca takes lr"),
     "unknown section": (["algoritm.lr=0.1"], "algoritm: unknown section, did you mean 'algorithm'?"),
@@ -322,15 +333,17 @@ MISTAKES = {  # what is set on TABLE -> what the line says
     "missing data set file": (["data.name=a9a"], "found no a9a.bz2"),
     "unknown option of a data set": (["data.features=3"], "data.features: unknown key; breast_cancer takes"),
     "two kinds of data": (["data.files=x"], "data: needs one of name, files, file, sites; got name and files"),
-    "hold-out of everything": (["data.test=1.0"], "share must be in (0, 1), got 1.0"),
+    "hold-out of everything": (["data.test=1.0"], "data.test: must be a share in (0, 1), got 1; a quarter is 0.25"),
+    "hold-out in per cent": (["data.valid=25"], "data.valid: must be a share in (0, 1), got 25; 25 % is 0.25"),
+    "hold-out of nothing": (["data.test=0"], "data.test: must be a share in (0, 1), got 0; leave the key out"),
     "unknown scale": (["data.scale=standrd"], "did you mean 'standard'?"),
-    "unknown partition": (["partition.name=dirichle"], "did you mean 'dirichlet'?"),
+    "unknown partition": (["partition.name=dirichle"], "did you mean 'dirichlet'?\n"),
     "more clients than samples": (["partition.clients=10000"], "569 rows cannot fill 10000 clients"),
     "concentration": (["partition.alpha=0.0"], "dirichlet: alpha must be > 0, got 0.0"),
     "no natural groups": (["partition={name='natural'}"], "breast_cancer has no natural groups"),
     "transform is no list": (["transform.name=flip_labels"], "transform: must be [[transform]] tables"),
     "share of a transform": (["transform=[{name='flip_labels', share=1.5}]"], "share must be in [0, 1], got 1.5"),
-    "unknown model": (["model.name=mpl"], "did you mean 'mlp'?"),
+    "unknown model": (["model.name=mpl"], "did you mean 'mlp'?\n"),
     "model for images": (["model.name=cnn"], "model 'cnn' needs images"),
     "width of a model": (["model.name=mlp", "model.hidden=[0]"], "each width in hidden must be an integer >= 1, got 0"),
     "model that does not exist": (["model={module='nowhere_at_all:f'}"], "model.module: cannot import nowhere_at_all:f"),
@@ -421,9 +434,23 @@ BAD_DATA = {
     "empty client": (lambda name, f: f if name != "west" else f[:0], {}, "west.csv has no rows"),
     "text": (lambda name, f: f.assign(bmi=[*f.bmi[1:], "high"]), {}, "column 'bmi' has numbers, but 'high' at row"),
     "other columns": (lambda name, f: f.rename(columns={"bmi": name}), {}, "south.csv has no column 'north'"),
-    "no label column": (None, {"label": "dead"}, "has no column 'dead'"),
-    "no such label": (None, {"positive": "yes"}, "positive='yes' never occurs in y"),
-    "label with one class": (lambda name, f: f.assign(died=0), {}, "positive=1 never occurs in y: choose from '0'"),
+    "no label column": (None, {"label": "dead"}, ".csv has no column 'dead'"),
+    "misspelt label": (None, {"label": "dead"}, "fedsaddle: data.label: "),
+    "misspelt drop": (None, {"drop": ["bmy"]}, ".csv has no column 'bmy': did you mean 'bmi'?"),
+    "no such label": (None, {"positive": "yes"}, "data.positive='yes' never occurs in label 'died': choose from '0', '1'"),
+    "label with one class": (
+        lambda name, f: f.assign(died=0), {}, "data.positive=1 never occurs in label 'died': choose from '0'",
+    ),
+    "no label in some rows": (
+        lambda name, f: f.assign(died=f.died.where(f.index > 2)),
+        {},
+        ".csv: label 'died' has no value in 3 of ",
+    ),
+    "no label in a row": (
+        lambda name, f: f.assign(died=f.died.where(f.index != 5)),
+        {},
+        "label 'died' has no value at row 5, line 7 of the file: drop rows without a label, or label them",
+    ),
     "no file": (None, {"files": "nowhere/*.csv"}, "no data file at"),
     "one file": (None, {"files": "sites/west.csv"}, "a federation needs at least 2 clients, got 1 ('west')"),
     "missing label": (None, {"label": None}, "west.csv is a table: name its label column"),
@@ -452,12 +479,22 @@ def test_one_class_everywhere(fedsaddle: Command) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"group": "clinic"}, "all.csv: the frame has no column 'clinic'"),
+        ({"group": "clinic"}, "data.group: the table has no column 'clinic': it has "),
+        ({"label": "dyed"}, "data.label: the table has no column 'dyed': did you mean 'died'?"),
+        ({"drop": ["clinic"]}, "data.drop: the table has no column 'clinic'"),
+        ({"positive": "Yes"}, "data.positive='Yes' never occurs in label 'died': choose from '0', '1'"),
         ({"group": None}, "data.group: is missing; data with file needs it: text"),
-        ({"file": "nothing.csv"}, "nothing.csv is not there"),
-        ({"file": "al.csv"}, "al.csv is not there, or not a file; did you mean "),
+        ({"file": "nothing.csv"}, "data.file: there is no nothing.csv in "),
+        (
+            {"file": "nothing.csv"},
+            " (paths are relative to the config's folder, with --set to the current one); correct it",
+        ),
+        ({"file": "al.csv"}, "; did you mean "),
         ({"file": "tiny.toml"}, "data.file: must be a .csv or .parquet file, got tiny.toml"),
-        ({"file": "sites"}, "sites is not there, or not a file"),
+        (
+            {"file": "sites"},
+            "sites is a folder; name one table in it, or, if each of its files is a site, give data.files",
+        ),
         ({"file": "hollow.csv"}, "hollow.csv cannot be read as csv: No columns to parse"),
     ],
 )
@@ -466,6 +503,39 @@ def test_mistakes_in_a_table(fedsaddle: Command, options: dict[str, Any], messag
     Path("hollow.csv").write_text("")
     data = {k: v for k, v in {**FRAME["data"], **options}.items() if v is not None}
     refused(fedsaddle("run", save(FRAME | {"data": data})), message)
+
+
+def test_gaps_in_the_columns_of_sites_and_labels_are_named(fedsaddle: Command) -> None:
+    hospitals()
+    table = pd.read_csv("all.csv")
+    gap = {
+        "hospital": "all.csv: group 'hospital' has no value in 2 of 72 rows, the first at row 7, line 9 of the file: "
+        "drop rows without a client, or name it\n",
+        "died": "all.csv: label 'died' has no value in 2 of 72 rows, the first at row 7, line 9 of the file: "
+        "drop rows without a label, or label them\n",
+    }
+    for column, message in gap.items():
+        table.assign(**{column: table[column].where(~table.index.isin([7, 30]))}).to_csv(
+            "all.csv", index=False
+        )
+        refused(fedsaddle("run", save(FRAME)), message)
+
+
+def test_several_values_that_count_as_negative_are_said(fedsaddle: Command) -> None:
+    hospitals(
+        lambda name, f: f.assign(
+            died=f.died.map({0: "no", 1: "yes"}).where((f.index != 4) | (name != "west"), "Yes")
+        )
+    )
+    for tree in (FRAME, FILES):
+        done = fedsaddle("run", save(tree | {"data": tree["data"] | {"positive": "yes"}}), "--quiet")
+        assert done.code == 0
+        assert done.err.splitlines()[0] == (
+            "fedsaddle: warning: label 'died': 'no' (47 rows) and 'Yes' (1) count as negative; if that is not meant, "
+            "correct or drop these rows, or list more values in positive"
+        )
+        both = fedsaddle("run", save(tree | {"data": tree["data"] | {"positive": ["yes", "Yes"]}}), "--quiet")
+        assert both.code == 0 and "negative" not in both.err
 
 
 def test_mistakes_in_an_own_model(fedsaddle: Command) -> None:
@@ -491,8 +561,12 @@ def test_mistakes_in_an_own_model(fedsaddle: Command) -> None:
 def test_a_run_that_diverges_says_where_its_history_is(fedsaddle: Command) -> None:
     done = fedsaddle("run", save(TABLE), "--set", "algorithm.lr=1e6", "--set", "train.rounds=100")
     refused(done, "CODASCA: diverged in round")
-    said = "; resuming would diverge again; begin anew: fedsaddle run runs/tiny/config.toml --set algorithm.lr=100000; "
-    assert done.err.endswith(said + "fedsaddle probe runs/tiny/config.toml measures which steps suit\n")
+    said = (
+        "; resuming would diverge again; fedsaddle probe runs/tiny/config.toml measures which steps suit; or "
+    )
+    assert done.err.endswith(
+        said + "begin anew: fedsaddle run runs/tiny/config.toml --set algorithm.lr=100000\n"
+    )
     anew = (
         "run",
         "runs/tiny/config.toml",
@@ -527,7 +601,9 @@ def test_seeds_are_trained_one_by_one_and_share_a_row(fedsaddle: Command) -> Non
     aucs = [json.loads(Path(f, "result.json").read_text())["metrics"]["auc"] for f in folders]
     assert aucs[0] != aucs[1]
     spread = f"{np.mean(aucs):.4f} ± {np.std(aucs, ddof=1):.4f}"
-    assert f"tiny (2 seeds)  CODASCA    {spread}" in done.out
+    row = re.search(rf"tiny \(2 seeds\)  CODASCA    {re.escape(spread)}  (0\.\d+) to (\d\.\d+)  ", done.out)
+    assert row is not None and float(row[1]) < np.mean(aucs) < float(row[2])
+    assert "of several seeds of their mean AUC" in done.out
     assert Path("runs/tiny-seed-0-and-others.html").exists()
     fedsaddle("run", save(TABLE), "--set", "algorithm.lr=0.01", "--out", "tiny", "--quiet")
     fedsaddle("run", save(TABLE), "--out", "again", "--quiet")  # seed 0 once more, which is no repetition
@@ -535,6 +611,32 @@ def test_seeds_are_trained_one_by_one_and_share_a_row(fedsaddle: Command) -> Non
     assert compared.err == "fedsaddle: again: is the same run as runs/tiny-seed-0, left out\n"
     rows = [line.partition("  ")[0] for line in compared.out.splitlines()[1:3]]
     assert rows == ["tiny (2 seeds)", "tiny"] and "not over seeds" in compared.out
+
+
+def test_compare_leaves_out_what_is_no_run(fedsaddle: Command) -> None:
+    """`fedsaddle compare runs/*` works although fedsaddle itself puts pages and sweeps into runs."""
+    fedsaddle("run", save(TABLE), "--seeds", "0,1")
+    Path("runs/sweep/tiny").mkdir(parents=True)
+    inside = sorted(map(str, Path("runs").iterdir()))
+    assert inside == [
+        "runs/sweep",
+        "runs/tiny-seed-0",
+        "runs/tiny-seed-0-and-others.html",
+        "runs/tiny-seed-1",
+    ]
+    done = fedsaddle("compare", *inside)
+    assert done.code == 0 and done.out.splitlines()[1].startswith("tiny (2 seeds)")
+    assert done.err == "fedsaddle: runs/sweep: is not a run, left out\n"  # of a page nothing is said
+    refused(
+        fedsaddle("compare", "runs/sweep", "runs/tiny-seed-0-and-others.html"),
+        "runs/sweep: has no result.json, it is not a run",
+    )
+    refused(fedsaddle("compare", *inside, "runs/tiny-seed-3"), "runs/tiny-seed-3: is not a folder")
+    refused(
+        fedsaddle("compare", "runs"), "runs: is no run, but holds 2; name these: fedsaddle compare runs/*"
+    )
+    Path("empty").mkdir()
+    refused(fedsaddle("compare", "empty/*"), "empty: there is no run in it yet; fedsaddle run makes one")
 
 
 def test_what_seeds_refuse(fedsaddle: Command) -> None:
@@ -561,6 +663,13 @@ def test_runs_that_differ_in_more_than_the_seed_have_rows_of_their_own(fedsaddle
     ]
     assert rows == ["r (2 seeds)", "r-2"]
     fedsaddle(*run, "--set", "data.test=0.5", "--out", "other")
+    said = "3 of 3 clients have fewer than 10 test samples of one class, down to 2: "
+    assert fedsaddle("compare", "r-0", "r-1", "r-2").out.count(said) == 1  # all have it
+    assert fedsaddle(*run[:2], "--seeds", "0,1", "--out", "seeds").out.count(said) == 1
+    lines = Path("r-1/scores.csv").read_text().splitlines()
+    Path("r-1/scores.csv").write_text("\n".join(lines[:-1]) + "\n")  # other rows: no interval of the mean
+    both, alone = fedsaddle("compare", "r-0", "r-1", "r-2").out.splitlines()[1:3]
+    assert re.search(r" ± \S+  -  ", both) and re.search(r"  0\.\d+ to \d\.\d+  ", alone)
     said = fedsaddle("compare", "r-0", "other").out
     assert "Not compared sample by sample: the runs have different test samples." in said
 

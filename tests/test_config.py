@@ -356,8 +356,8 @@ def test_scales(sites: Path, how: str, low: float, high: float) -> None:
 def test_a_scale_that_is_none_of_them_and_a_constant_column() -> None:
     made = fs.Federation.from_arrays([[1.0, 3.0], [2.0, 3.0]], [0, 1], clients=["a", "b"])
     assert made.scaled("symmetric").data["x"].tolist() == [[-1.0, 0.0], [1.0, 0.0]]
-    with pytest.raises(fs.FedsaddleError, match=r"scaled: how must be 'none', 'unit', .*, got 'log'"):
-        made.scaled("log")  # type: ignore[arg-type]
+    with pytest.raises(fs.FedsaddleError, match=r"scaled: how must be 'none', 'unit', .*, got 'robust'"):
+        made.scaled("robust")  # type: ignore[arg-type]
 
 
 def test_paths_are_relative_to_the_file_and_of_overrides_to_the_current_folder(

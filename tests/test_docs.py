@@ -14,6 +14,7 @@ import sys
 import tomllib
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -295,13 +296,42 @@ def works_from_disk(site: Path) -> None:
         ("<!-- errata: E9 -->", "no row"),
         ("<!-- faults: base -->", "no fault"),
         ("<!-- source: nothing -->", "nothing.py"),
-        ("<!-- obtained: codasca/nothing; Test AUC -->", "no result"),
-        ("<!-- obtained: codasca/interval; Accuracy -->", "no table"),
-        ("{{ codasca/interval; Test AUC; CODASCA; 33 }}", "no cell"),
+        ("<!-- obtained: codasca/nothing; Test AUC -->\n\n<!-- end -->", "no result"),
+        ("<!-- obtained: codasca/interval; Accuracy -->\n\n<!-- end -->", "no table"),
+        ("<!-- obtained: codasca/interval; Test AUC -->", "known are"),  # and no end
+        ("0.9<!-- codasca/interval; Test AUC; CODASCA; 33 -->", "no cell"),
         ("<!-- misspelt -->", "known are"),
         ("`tests/test_truth.py::test_nothing`\n\n<!-- tests -->", "no test"),
     ],
 )
 def test_what_is_not_there_ends_the_build(asked: str, says: str) -> None:
+    made = hook()
     with pytest.raises((LookupError, OSError, ValueError), match=says):
-        hook().written(asked)
+        made.written(made.renewed(asked))
+
+
+def test_numbers_of_pages_are_those_of_the_experiments() -> None:
+    from mkdocs.exceptions import PluginError
+
+    made, page = hook(), SimpleNamespace(file=SimpleNamespace(src_uri="choose.md"))
+    assert all(
+        made.renewed(text) == text for text in (p.read_text("utf-8") for p in (ROOT / "docs").rglob("*.md"))
+    )
+    table = "<!-- obtained: codasca/interval; Test AUC -->\n\n<!-- end -->"
+    text = f"It has <!-- codasca/interval; Test AUC; CODASCA; 32 -->, and\n\n{table}"
+    with pytest.raises(
+        PluginError, match=r"choose.md: has numbers that are not those .* python docs/hook.py"
+    ):
+        made.on_page_markdown(text, page)
+    new = made.renewed(text)
+    number = re.search(r"has (0\.\d{4} ± 0\.\d{4})<!--", new)[1]
+    assert f"| {number} |" in new and "`fedsaddle reproduce codasca/interval`" in new
+    shown = made.on_page_markdown(new, page)
+    assert "<!--" not in shown and number.replace(" ", "\u00a0") in shown
+    stale = new.replace(number, "0.1234 ± 0.0001", 1)
+    with pytest.raises(PluginError):
+        made.on_page_markdown(stale, page)
+    assert made.renewed(stale) == new
+    unclosed = f"{table.removesuffix('<!-- end -->')}A paragraph.\n\n{table}"
+    assert "A paragraph." in made.renewed(unclosed)
+    assert made.CELL.sub("x", "of -1.2e-05 ± 1e-06<!-- a; b; c; d -->") == "of x"

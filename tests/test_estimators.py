@@ -46,11 +46,14 @@ def tumours() -> tuple[pandas.DataFrame, np.ndarray, np.ndarray]:
     return x, label, site
 
 
-@pytest.mark.parametrize("kind", ESTIMATORS)
-def test_scikit_learns_own_checks_pass(kind: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [*((kind, {}) for kind in ESTIMATORS), (fs.FederatedAUCClassifier, {"impute": "median"})],
+)
+def test_scikit_learns_own_checks_pass(kind: Any, options: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        estimator = quick(kind, n_sites=2)
+        estimator = quick(kind, n_sites=2, **options)
         found = check_estimator(
             estimator, on_fail=None, on_skip=None, expected_failed_checks=EXPECTED_TO_FAIL
         )
@@ -110,7 +113,8 @@ def test_a_step_under_which_the_loss_grows_is_said(tumours: Any) -> None:
     """Still finite, and its ranking is the wrong way round."""
     x, label, site = tumours
     with pytest.warns(
-        UserWarning, match=r"the training loss has grown from 0\.\d+ to .*e\+.*; give a smaller lr"
+        UserWarning,
+        match=r"The objective phi ended at .*e\+.*, above the 0\.\d+ it began with: .* Without lr one is found",
     ):
         assert (
             quick(fs.FederatedAUCClassifier, algorithm_params={"lr": 0.05})
@@ -245,6 +249,7 @@ def test_without_groups_rows_are_dealt_and_that_is_said(tumours: Any) -> None:
     assert dealt.run_.federation.n_clients == 10
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*gradient of phi is still")  # after four rounds
         assert quick(fs.FederatedAUCClassifier, n_sites=3).fit(x, label).run_.federation.n_clients == 3
     with pytest.warns(UserWarning, match="n_sites = 3 is not used"):
         assert (
@@ -296,7 +301,20 @@ def test_any_algorithm_by_name_or_as_an_object(tumours: Any) -> None:
         ({"algorithm": "rs_pairwise", "algorithm_params": None}, "use PairwiseAUC"),
         (
             {"y": np.array(["a", "b", None] * 190, dtype=object)[:569]},
-            "y has no value at row 2: drop that row, or label it",
+            "FederatedAUCClassifier: y has no value in 189 of 569 rows, the first at row 2: drop rows without a label, or",
+        ),
+        (
+            {"y": np.where(np.arange(569) == 5, np.nan, np.arange(569) % 2)},
+            "y has no value at row 5: drop rows",
+        ),
+        ({"y": pandas.Series(["a", "b", None] * 190)[:569]}, "y has no value in 189 of 569 rows"),
+        (
+            {"groups": np.array(["a", "b", None] * 190)[:569]},
+            "Classifier: groups has no value in 189 of 569 rows",
+        ),
+        (
+            {"algorithm": "fedavg", "algorithm_params": None},
+            r"FedAvg minimises a loss of single rows, which the AUC is not; FairFederatedClassifier\(algorithm='fedavg'\)",
         ),
         ({"train_params": {"devise": "cpu"}}, "'devise' is no argument of fs.train; did you mean 'device'"),
         ({"train_params": {"seed": 1}}, "train_params: seed has no use there; set random_state"),
@@ -311,12 +329,39 @@ def test_mistakes_are_one_clear_line(change: dict[str, Any], message: str, tumou
     assert "\n" not in str(error.value)
 
 
+def test_a_plain_loss_is_minimised_by_the_fair_classifier(tumours: Any) -> None:
+    """As its message and the documentation say: FedAvg on the mean log loss of the sites."""
+    x, label, site = tumours
+    module = torch.nn.Linear(30, 1)
+    own = quick(fs.FairFederatedClassifier, algorithm="fedavg", model=module, calibration_share=0.0)
+    own.fit(x, label, groups=site)
+    federation = fs.Federation.from_arrays(x.to_numpy(), label, clients=site).scaled("standard")
+    settings = {"rounds": 4, "batch_size": 32, "seed": own.run_.seed}
+    by_hand = fs.train(fs.ERM(module, "logistic"), fs.FedAvg(), federation, **settings)
+    assert torch.equal(by_hand.finish().z, own.run_.z)
+
+
+@pytest.mark.parametrize("kind", [fs.FederatedAUCClassifier, fs.FederatedPairwiseRanker])
+def test_the_auc_of_one_class_is_nan_and_said_in_one_line(kind: Any, tumours: Any) -> None:
+    x, label, site = tumours
+    fitted = quick(kind).fit(x, label, groups=site)
+    one = site == 4  # has malignant tumours only
+    with pytest.warns(UserWarning) as said:
+        assert np.isnan(fitted.score(x[one], label[one]))
+    (warning,) = said
+    assert warning.filename == __file__
+    assert str(warning.message) == (
+        f"{kind.__name__}: all {one.sum()} rows to score are of class 'malignant', and an AUC needs both, so the score is "
+        "NaN; in a search take fewer folds, so that each has both classes"
+    )
+
+
 def test_bad_cells_are_named(tumours: Any) -> None:
     x, label, site = tumours
     holes = x.copy()
     holes.loc[7, "mean area"] = np.nan
     with pytest.raises(
-        FedsaddleError, match=r"X has NaN at row 7, column 'mean area' \(3\): impute it, for example"
+        FedsaddleError, match=r"X has NaN at row 7, column 'mean area' \(3\): fill it: impute=\"median\", or"
     ):
         quick(fs.FederatedAUCClassifier).fit(holes, label, groups=site)
     fitted = quick(fs.FederatedAUCClassifier).fit(x, label, groups=site)
@@ -332,8 +377,131 @@ def test_bad_cells_are_named(tumours: Any) -> None:
         fair.score(x, label, groups="site")
     with pytest.raises(TypeError, match="abstract"):
         estimators.FederatedClassifier()
-    with pytest.raises(FedsaddleError, match="column 'sex' is not numeric"):
-        quick(fs.FederatedAUCClassifier).fit(x.assign(sex="f"), label, groups=site)
+    with pytest.raises(FedsaddleError, match="training had numbers in 'mean area'; got 'big' at row 0: "):
+        fitted.predict(x.assign(**{"mean area": "big"}))
+    with pytest.raises(FedsaddleError, match="column 'mean area' is not numeric"):
+        unnamed = quick(fs.FederatedAUCClassifier).fit(x.to_numpy(), label, groups=site)
+        unnamed.predict(x.assign(**{"mean area": "big"}))
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_text_columns_of_a_frame_become_columns_of_zeros_and_ones(
+    kind: Any, tumours: Any, tmp_path: Path
+) -> None:
+    x, label, site = tumours
+    ward = np.array(["east", "north", "west"])[np.arange(len(x)) % 3]
+    frame = x[["mean radius", "mean texture"]].assign(ward=ward, smoker=pandas.Categorical(label == "benign"))
+    by_hand = x[["mean radius", "mean texture"]].assign(
+        **{f"ward={w}": (ward == w) * 1.0 for w in ("east", "north", "west")},
+        **{f"smoker={v}": ((label == "benign") == v) * 1.0 for v in (False, True)},
+    )
+    fitted = quick(kind).fit(frame, label, groups=site)
+    odds = fitted.decision_function(frame)
+    assert np.array_equal(odds, quick(kind).fit(by_hand, label, groups=site).decision_function(by_hand))
+    assert list(fitted.feature_names_in_) == list(frame.columns) and fitted.n_features_in_ == 4
+    assert fitted.model_.features == tuple(by_hand.columns)
+    few = frame.iloc[:2]  # has not all values
+    assert np.allclose(fitted.decision_function(few), odds[:2])
+
+    fitted.save(tmp_path / "model.safetensors")
+    for copied in (kind.load(tmp_path / "model.safetensors"), pickle.loads(pickle.dumps(fitted))):
+        assert np.array_equal(copied.decision_function(frame), odds)
+        assert list(copied.feature_names_in_) == list(frame.columns)
+    for predict in (fitted.predict, fitted.predict_proba, fitted.decision_function):  # of different depths
+        with pytest.warns(UserWarning, match="column 'ward': training had no 'south'; 1 of 2 rows") as said:
+            predict(few.assign(ward=["south", "east"]))
+        assert {w.filename for w in said} == {__file__}
+    with pytest.raises(FedsaddleError, match="X must be a data frame with the columns 'mean radius', "):
+        fitted.predict(by_hand.to_numpy()[:, :4])
+    with pytest.raises(ValueError, match="feature names should match those that were passed during fit"):
+        fitted.predict(frame.rename(columns={"ward": "wing"}))
+    with pytest.raises(FedsaddleError, match=r"columns of a frame with text must have texts as names, got 0"):
+        quick(kind).fit(frame.set_axis(range(4), axis=1), label, groups=site)
+    with pytest.raises(
+        FedsaddleError, match="two features are called 'ward=east', a column and a value of another"
+    ):
+        quick(kind).fit(frame.assign(**{"ward=east": 1.0}), label, groups=site)
+    with pytest.raises(FedsaddleError, match=r"column 'mean radius' .*: fill it: impute=\"median\""):
+        fitted.predict(frame.assign(**{"mean radius": np.nan}))
+    assert not any(p.requires_grad for p in copied.model_.parameters())
+    holes = frame.assign(ward=np.where(np.arange(len(x)) == 5, None, ward))
+    with pytest.raises(
+        FedsaddleError, match=f"{kind.__name__}: 1 column has gaps .*'ward' at row 5: fill it"
+    ):
+        quick(kind).fit(holes, label, groups=site)
+    number = [f"n{i}" for i in range(len(x))]
+    wide = (
+        "column 'id' is text with 569 distinct values, at most 50 can be features: drop the column, or group"
+    )
+    with pytest.raises(FedsaddleError, match=f"1 column has gaps .*; also {wide}"):
+        quick(kind).fit(holes.assign(id=number), label, groups=site)
+    with pytest.raises(FedsaddleError, match=f"^{wide}"):
+        quick(kind).fit(frame.assign(id=number), label, groups=site)
+    with pytest.raises(
+        FedsaddleError, match=r"2 columns are text .* \('id' 569, 'no' 569\), at most 50 .*: drop the columns"
+    ):
+        quick(kind).fit(frame.assign(id=number, no=number), label, groups=site)
+    assert fitted.fit(x, label, groups=site).decision_function(x.to_numpy()).shape == (
+        len(x),
+    )  # all numbers now
+
+
+def test_gaps_are_filled_where_asked_for(tumours: Any, tmp_path: Path) -> None:
+    x, label, site = tumours
+    frame = x[["mean radius", "mean texture"]].assign(ward=np.where(site > 2, "east", "west"))
+    holes = frame.mask(np.random.default_rng(0).random(frame.shape) < 0.1)
+    fitted = quick(fs.FederatedAUCClassifier, impute="median").fit(holes, label, groups=site)
+    assert fitted.model_.features[2:] == ("ward=east", "ward=missing", "ward=west")
+    federation = fs.Federation.from_frame(
+        holes.assign(label=label, site=site), group="site", label="label", impute="median"
+    ).holdout(0.2, fitted.run_.seed, into="valid")
+    assert torch.allclose(
+        fitted.model_.fill, federation.filling.values, atol=1e-5
+    )  # of the rows that are trained on
+    odds = fitted.decision_function(holes)
+    by_hand = holes.fillna(dict(zip(holes.columns[:2], fitted.model_.fill[0, :2].tolist(), strict=True)))
+    assert np.array_equal(odds, fitted.decision_function(by_hand)) and np.isfinite(odds).all()
+    fitted.save(tmp_path / "model.safetensors")
+    for copied in (
+        fs.FederatedAUCClassifier.load(tmp_path / "model.safetensors"), pickle.loads(pickle.dumps(fitted)),
+    ):  # fmt: skip
+        assert np.array_equal(copied.decision_function(holes), odds)
+    logs = quick(fs.FederatedAUCClassifier, impute="median", scale="log").fit(holes, label, groups=site)
+    logs.save(tmp_path / "model.safetensors")
+    for copied in (
+        fs.FederatedAUCClassifier.load(tmp_path / "model.safetensors"),
+        pickle.loads(pickle.dumps(logs)),
+    ):
+        assert np.array_equal(copied.decision_function(holes), logs.decision_function(holes))
+    with pytest.raises(
+        FedsaddleError, match=r"X has inf at row 3, column 'mean radius' .*: replace it, or drop"
+    ):
+        fitted.predict(holes.assign(**{"mean radius": np.where(np.arange(len(x)) == 3, np.inf, 1.0)}))
+    smokes = frame[["mean radius"]].assign(
+        smoker=pandas.Series([True, pandas.NA, False], dtype=object)[np.arange(len(x)) % 3].to_numpy()
+    )
+    assert (
+        quick(fs.FederatedAUCClassifier, impute="mean").fit(smokes, label, groups=site).score(smokes, label)
+        > 0.8
+    )
+    with pytest.raises(FedsaddleError, match="impute must be 'none', 'median' or 'mean', got 'mode'"):
+        quick(fs.FederatedAUCClassifier, impute="mode").fit(holes, label, groups=site)
+
+
+def test_a_search_takes_frames_with_text(tumours: Any) -> None:
+    x, label, site = tumours
+    frame = x[["mean radius"]].assign(
+        ward=np.where(site < 2, "east", "west")
+    )  # some folds have one ward only
+    with sklearn.config_context(enable_metadata_routing=True), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="column 'ward': training had no")
+        warnings.filterwarnings("ignore", message=".*can be held out, calibration needs")
+        base = quick(fs.FederatedPairwiseRanker).set_fit_request(groups=True)
+        search = GridSearchCV(
+            base, {"regulariser": [None, "l2(0.01)"]}, cv=GroupKFold(2), error_score="raise"
+        )
+        search.fit(frame, label, groups=site)
+    assert search.score(frame, label) > 0.9
 
 
 def test_rows_in_any_layout(tumours: Any) -> None:

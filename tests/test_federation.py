@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import gzip
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from fedsaddle import errors, ingest
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.federation import Federation
+from fedsaddle.federation import Federation, exponential, logarithm, long_tails
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 Y = np.array([0, 1, 0, 1, 0, 1])
@@ -196,7 +197,7 @@ def with_value(value: float, row: int = 4, column: int = 1) -> np.ndarray:
         ("y has no value at row 3", lambda: Federation.from_arrays(X, ["a", "b", "a", None, "a", "b"], clients=GROUPS)),
         ("y has inf at row 0", lambda: Federation.from_arrays(X, [np.inf, 1, 1, 0, 1, 0], clients=GROUPS)),
         (
-            "y has NaN at row 0",
+            "y has no value at row 0: drop rows without a label",
             lambda: Federation.from_arrays(X, [np.nan, 1, 1, 0, 1, 0], clients=GROUPS, task="regression"),
         ),
         ("y has 5 rows, x has 6", lambda: Federation.from_arrays(X, Y[:5], clients=GROUPS)),
@@ -360,7 +361,7 @@ def test_bad_test_sets_are_refused(text: str, arguments: Any) -> None:
     refused(text, lambda: fed.with_test(**arguments))
 
 
-@pytest.mark.parametrize("how", ["unit", "symmetric", "standard"])
+@pytest.mark.parametrize("how", ["unit", "symmetric", "standard", "log"])
 def test_a_constant_column_is_scaled_to_zero(how: Any) -> None:
     x = np.stack([np.full(3, 0.1), np.arange(3)], axis=1)  # the mean of three times 0.1 is not 0.1
     scaled = Federation.from_arrays(x, clients=[0, 1, 1]).scaled(how).data["x"]
@@ -374,6 +375,57 @@ def test_numbers_too_large_to_scale_are_refused(how: Any) -> None:
     x = np.stack([np.arange(4.0), [1.0, -1.5e308, 1.5e308, 2.0]], axis=1)
     fed = Federation.from_arrays(x, clients=[0, 1, 1, 0])
     refused("scaled: column 1 has numbers too large to scale", lambda: fed.scaled(how))
+
+
+def test_logarithms() -> None:
+    x = np.stack([[0.0, -9.0, 99.0, 999.0], [0, 0, 1, 1]], axis=1)
+    fed = Federation.from_arrays(x, clients=[0, 1, 1, 0]).with_test(-x, clients=[0, 1, 1, 0])
+    scaled = fed.scaled("log")
+    log = np.sign(x) * np.log10(1 + np.abs(x))  # of any base, scaled
+    assert sorted(log[:, 0]) == pytest.approx([-1, 0, 2, 3])
+    order = fed.rows.numpy()
+    expected = (log - log.mean(0)) / log.std(0)
+    np.testing.assert_allclose(scaled.data["x"], expected[order], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        scaled.test.data["x"], ((-log - log.mean(0)) / log.std(0))[order], rtol=0, atol=1e-12
+    )
+    assert torch.allclose(exponential(logarithm(fed.data["x"])), fed.data["x"])
+    refused(
+        "'log' is of features as they are, and these are scaled; scale once", lambda: scaled.scaled("log")
+    )
+
+
+def test_gaps_are_filled_by_statistics_of_logarithms() -> None:
+    x = np.array([[0.0], [np.nan], [99.0], [np.nan]])
+    fed = Federation.from_arrays(x, clients=[0, 0, 1, 1], impute="mean")
+    assert fed.data["x"].flatten().tolist() == [0, 49.5, 99, 49.5]
+    scaled = fed.scaled("log")
+    assert scaled.filling is not None and scaled.filling.values.item() == pytest.approx(9)
+    np.testing.assert_allclose(scaled.data["x"].flatten(), [-(2**0.5), 0, 2**0.5, 0], rtol=0, atol=1e-9)
+
+
+def test_a_long_tail_is_said() -> None:
+    rng = np.random.default_rng(0)
+    rare = np.arange(1000) == 0  # of two values, 32 deviations from the mean
+    counts = np.where(np.arange(1000) % 10 == 0, 2.0, 0.0)  # most are equal
+    counts[:2] = 50.0, 1.0
+    x = pd.DataFrame({"age": rng.standard_normal(1000), "amount": np.exp(2 * rng.standard_normal(1000)), "rare": rare * 1.0,
+                      "paid": -np.exp(1.5 * rng.standard_normal(1000)), "claims": counts})  # fmt: skip
+    fed = Federation.from_frame(
+        x.assign(site=np.arange(1000) % 2, y=np.arange(1000) % 3 == 0), group="site", label="y"
+    )
+    quartiles = np.percentile(x["amount"], [25, 50, 75])
+    far = (x["amount"].max() - quartiles[1]) / (quartiles[2] - quartiles[0]) * 1.349
+    said = rf"^column 'amount' has values up to {far:.0f} times its usual spread from the median \(and 1 more: 'paid'\);"
+    with pytest.warns(UserWarning, match=said):
+        fed.scaled("standard")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fed.scaled("log").scaled("standard")
+        fed.scaled("unit").scaled("standard")  # too late for logarithms
+    assert [i for i, _ in long_tails(torch.from_numpy(x.to_numpy())[:200])] == [1]  # few rows suffice
+    counts[0] = 5000.0
+    assert long_tails(torch.from_numpy(counts)[:, None]) == [(0, pytest.approx(5000 / counts.std()))]
 
 
 # ------------------------------------------------------------------------------------------------- from frame
@@ -458,9 +510,12 @@ def test_a_long_text_costs_no_more_than_its_own_length() -> None:
 @pytest.mark.parametrize(
     ("text", "change", "options"),
     [
-        ("the frame has no column 'clinic': it has 'hospital', 'age'", {}, {"group": "clinic"}),
-        ("the frame has no column 'dead'", {}, {"label": "dead"}),
-        ("the frame has no column 'height'", {}, {"features": ["height"]}),
+        ("group: the table has no column 'clinic': it has 'hospital', 'age'", {}, {"group": "clinic"}),
+        ("group: the table has no column 'hopital': did you mean 'hospital'?", {}, {"group": "hopital"}),
+        ("label: the table has no column 'dead'", {}, {"label": "dead"}),
+        ("features: the table has no column 'height'", {}, {"features": ["height"]}),
+        ("drop: the table has no column 'height'", {}, {"drop": ["height"]}),
+        ("positive='Y' never occurs in label 'died': choose from 'n', 'y'", {}, {"positive": "Y"}),
         ("column 'day' is neither numbers nor text (datetime64", {"day": pd.Timestamp("2020-01-01")}, {}),
         (
             "1 column has gaps ('sex' 1 of 4 rows), the first in 'sex' at row 1",
@@ -477,14 +532,39 @@ def test_a_long_text_costs_no_more_than_its_own_length() -> None:
             {},
         ),
         ("('age' 1 of 4 rows)", {"age": pd.array([60, None, 5, 48], dtype="Int64")}, {}),
-        ("clients has no value at row 3", {"hospital": ["a", "b", "a", None]}, {}),
-        ("y has no value at row 0", {"died": [None, "n", "n", "y"]}, {}),
+        ("group 'hospital' has no value at row 3: drop rows", {"hospital": ["a", "b", "a", None]}, {}),
+        (
+            "label 'died' has no value at row 0: drop rows without a label, or label",
+            {"died": [None, "n", "n", "y"]},
+            {},
+        ),
+        (
+            "label 'died' has no value in 2 of 4 rows, the first at row 1: drop",
+            {"died": [1, None, None, 0]},
+            {},
+        ),
+        ("label 'died' has no value at row 0", {"died": [None, 0.5, 0.2, 0.3]}, {"task": "regression"}),
         ("at least 2 clients, got 1 ('a')", {"hospital": "a"}, {}),
     ],
 )
 def test_bad_frames_are_refused(text: str, change: Any, options: Any) -> None:
     table = frame().reset_index(drop=True).assign(**change)
     refused(text, lambda: Federation.from_frame(table, **({"group": "hospital", "label": "died"} | options)))
+
+
+def test_several_values_that_count_as_negative_are_said() -> None:
+    table = pd.concat([frame()] * 5, ignore_index=True)
+    said = ["no"] * 8 + list("abcdef") + ["yes"] * 6
+    with pytest.warns(UserWarning, match="negative") as seen:
+        fed = Federation.from_frame(table.assign(died=said), group="hospital", label="died", positive="yes")
+    assert [w.filename for w in seen] == [__file__] and fed.classes == ("rest", "yes")
+    assert str(seen[0].message).startswith(
+        "label 'died': 'no' (8 rows), 'a' (1), 'b' (1), 'c' (1) and 3 others (3) count as negative; "
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Federation.from_frame(table, group="hospital", label="died", positive="y")
+        Federation.from_arrays(table[["age"]], said, clients=table.hospital, positive="yes")  # of no column
 
 
 # ------------------------------------------------------------------------------------------------- from files
@@ -588,7 +668,7 @@ def test_parquet(tmp_path: Path) -> None:
             {"a.csv": "n,age,y\n0,1,0\n", "b.csv": 'n,age,y\n\n0,1,0\n  \n1,2,"\n1"\n\n2,,1\n'},
             {"drop": []},
         ),
-        ("b.csv: y has no value at row 0, line 2 of the file", {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n1,\n"}, {}),
+        ("b.csv: label 'y' has no value at row 0, line 2 of", {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n1,\n"}, {}),
         ("a.csv has no column 'agee': did you mean 'age'? it has", {"a.csv": "age,y\n1,0\n"}, {"drop": ["agee"]}),
         ("sep must be one character, got ';;'", {"a.csv": "age,y\n1,0\n"}, {"sep": ";;"}),
         ("decimal must be '.' or ',', got ';'", {"a.csv": "age,y\n1,0\n"}, {"decimal": ";"}),
@@ -604,6 +684,7 @@ def test_parquet(tmp_path: Path) -> None:
             {"a.csv": "name,y\n" + "".join(f"n{i},{i % 2}\n" for i in range(50)), "b.csv": "name,y\nother,1\n"},
             {},
         ),
+        ("label: ", {"a.csv": "age\n1\n", "b.csv": "age\n1\n"}, {}),
         ("a.csv has no column 'y': it has 'age'", {"a.csv": "age\n1\n", "b.csv": "age\n1\n"}, {}),
         ("name its label column with label=", {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n1,0\n"}, {"label": None}),
         ("b.csv has no rows", {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n"}, {}),
@@ -694,3 +775,10 @@ def test_the_module_does_not_import_heavy_packages() -> None:
     code = "import sys, fedsaddle.data; print({'pandas', 'plotly', 'sklearn', 'scipy', 'rich'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_another_separator_is_suspected(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("age,died\n60,1\n50,0\n")
+    (tmp_path / "b.csv").write_text("age;died\n60;1\n50;0\n")
+    said = "b.csv has no column 'died': it has 'age;died'; is ';' between its columns? set sep, or write it as the others"
+    refused(said, lambda: Federation.from_files(str(tmp_path / "*.csv"), label="died"))

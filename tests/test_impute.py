@@ -194,12 +194,12 @@ def test_a_column_of_text_may_be_blank_in_a_test_frame(blank: Any) -> None:
             "column 2 of x has no value in any",
             lambda t: Federation.from_arrays([[1, 2, NAN]] * 2, clients=[0, 1], impute="mean"),
         ),
-        ("x has inf at row 3, column 'age' (1): drop or", lambda t: built(t.assign(age=t.age.where(t.row != 3, np.inf)))),
+        ("x has inf at row 3, column 'age' (1): replace it", lambda t: built(t.assign(age=t.age.where(t.row != 3, np.inf)))),
         (
             "x has -inf at row 0",
             lambda t: built(t).with_test(t.drop(columns=["died", "clinic"]).replace(0, -np.inf), t.died),
         ),
-        ("y has no value at row 4", lambda t: built(t.assign(died=t.died.where(t.row != 4)))),
+        ("label 'died' has no value at row 4", lambda t: built(t.assign(died=t.died.where(t.row != 4)))),
         (
             "column 'age' has numbers too large to take the mean of",
             lambda t: built(t.assign(age=1.7e308), impute="mean", dtype=torch.float64),

@@ -217,6 +217,38 @@ def test_intervals_of_auc_are_delong_s(seed: int, n_pos: int, n_neg: int) -> Non
     )
 
 
+@given(st.integers(0, 10_000), st.integers(1, 5))
+@settings(max_examples=40, deadline=None)
+def test_the_interval_of_a_mean_auc_is_delong_s(seed: int, k: int) -> None:
+    """Of runs over seeds on the same samples: the variance of the mean is the mean of all covariances."""
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.arange(30) < 12)
+    scores = rng.integers(0, 9, size=(k, 30)) + 2 * labels
+    values, covariance = delong(scores, labels)
+    a, error = values.mean(), np.sqrt(covariance.mean())
+    rows, positive = torch.from_numpy(scores.astype(float)), torch.from_numpy(labels)
+    sure = metrics.auc_interval(rows, positive)
+    assert sure is not None and sure.value == pytest.approx(a, abs=1e-12)
+    logit = [np.log(v / (1 - v)) for v in (sure.low, a, sure.high)]
+    assert np.diff(logit) == pytest.approx([1.959964 * error / (a * (1 - a))] * 2, abs=1e-9)
+    again = metrics.auc_interval(rows[:1].expand(4, -1), positive)  # a seed that changes nothing
+    assert again == pytest.approx(metrics.auc_interval(rows[0], positive), abs=1e-12)
+
+
+def test_the_interval_of_a_mean_auc_is_that_of_resampled_samples() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(240) < 60
+    shared = rng.standard_normal(240) + labels
+    scores = shared + 0.4 * rng.standard_normal((3, 240))
+    means = []
+    for _ in range(800):
+        drawn = np.concatenate([rng.choice(np.flatnonzero(labels == y), (labels == y).sum()) for y in (1, 0)])
+        means.append(np.mean([roc_auc_score(labels[drawn], own[drawn]) for own in scores]))
+    sure = metrics.auc_interval(torch.from_numpy(scores), torch.from_numpy(labels))
+    assert sure is not None
+    assert [sure.low, sure.high] == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.012)
+
+
 def test_intervals_of_auc_hold_the_truth_as_often_as_they_say() -> None:
     g = torch.Generator().manual_seed(0)
     positive = torch.arange(200) < 40

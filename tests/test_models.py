@@ -178,9 +178,14 @@ def test_groups_divide_the_channels(groups: int, expected: int) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "options", "message"),
     [
-        ("resnet", (3, 8, 8), {}, "got 'resnet'; did you mean 'resnet18'?"),
-        ("MLP", (5,), {}, "got 'MLP'; did you mean 'mlp'?"),
-        ("transformer!", (5,), {}, "one of linear, mlp, cnn, resnet18, densenet121, got 'transformer!'"),
+        ("resnet", (3, 8, 8), {}, "model 'resnet' is unknown; did you mean 'resnet18'?"),
+        ("MLP", (5,), {}, "model 'MLP' is unknown; did you mean 'mlp'?"),
+        (
+            "transformer!",
+            (5,),
+            {},
+            "'transformer!' is unknown; known are linear, mlp, cnn, resnet18, densenet121",
+        ),
         ("mlp", (5,), {"width": 3}, "model 'mlp' has no option 'width'; its options are: hidden"),
         ("mlp", (5,), {"features": 3}, "model 'mlp' has no option 'features'; its options are: hidden"),
         (

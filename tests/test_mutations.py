@@ -136,7 +136,7 @@ MUTATIONS = [
     Mutation("labels are noised", pairwise, "(h + noise)[..., : k - extra], h[..., k - extra :]", "(h + noise)[..., : k - extra], (h + noise)[..., k - extra :]", by("cycp_pairwise-disguised-contrastive")),
     Mutation("codes are cut off, not rounded", pairwise, "codes = ((own - low) / step).round()", "codes = ((own - low) / step).floor()", by("cycp_pairwise-disguised")),
     Mutation("both sides have one draw", cohort, "subkey(key, k) for k in (0, 1)", "subkey(key, 0) for k in (0, 1)", by("cycp_pairwise-contrastive")),
-    Mutation("a pool is drawn in one order", clients, "range(1), positions.expand_as(sizes), sizes, k,", "range(1), 0 * positions.expand_as(sizes), sizes, k,", by("cycp_pairwise-disguised")),
+    Mutation("a pool is drawn in one order", clients, "            positions.expand_as(sizes),", "            0 * positions.expand_as(sizes),", by("cycp_pairwise-disguised")),
     Mutation("both pools have one draw", clients, "self.round, pool) for pool in pools", "self.round, 0) for pool in pools", by("cycp_pairwise")),
     Mutation("small sides are not filled", sampling, "slot = slot % n", "slot = slot * (slot < n)", by("cycp_pairwise")),
     Mutation("the hinge has no corner", pairs, "return -2 * (self.margin - t).clamp(min=0)", "return -2 * (self.margin - t)", partial(test_pairwise.test_derivatives_are_those_of_the_value, pairs.SquaredHinge(0.8))),

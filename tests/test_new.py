@@ -109,6 +109,22 @@ def test_what_to_do_about_a_table_is_said(fedsaddle: Callable[..., Done]) -> Non
     assert "  'north' has one class only: no AUC there, and a site counts by its rows" in said
     said = fedsaddle("new", "r", "--data", "all.csv", "--aim", "pairs").out
     assert "no AUC there, and however few its rows, a site counts as one; leave" in said
+    frame["ward"] = ["ICU ", "icu", "east"] * 80
+    frame["troponin"] = np.exp(2 * np.random.default_rng(0).standard_normal(240))
+    frame.to_csv("all.csv", index=False)
+    said = fedsaddle("new", "s", "--data", "all.csv").out
+    assert (
+        "  'ward': 'ICU ', 'icu' differ in case or blanks alone, and are features of their own; write them alike"
+        in said
+    )
+    assert (
+        "  'troponin' has a long tail, values up to " in said
+        and 'scale = "log"' in Path("s/run.toml").read_text()
+    )
+    assert (
+        "positive is 'no' (most rows have it)"
+        in fedsaddle("new", "t", "--data", "all.csv", "--positive", "no").out
+    )
     patients().drop(columns="lactate").to_csv("good.csv", index=False)
     said = fedsaddle("new", "q", "--data", "good.csv").out
     assert "missing" not in said and "one class" not in said
@@ -208,7 +224,9 @@ def test_nothing_is_overwritten_and_nothing_is_left_of_what_fails(fedsaddle: Cal
     frame.loc[3, "hospital"] = None
     frame.to_csv("gap.csv", index=False)
     done = fedsaddle("new", "x", "--data", "gap.csv")
-    assert done.code == 2 and "gap.csv: clients has no value at row 3, line 5 of the file" in done.err
+    assert (
+        done.code == 2 and "gap.csv: group 'hospital' has no value at row 3, line 5 of the file" in done.err
+    )
     assert not Path("x").exists()
 
 

@@ -308,8 +308,9 @@ def test_what_would_not_be_learned_is_said() -> None:
     def train(algorithm: Any, **options: Any) -> None:
         fs.train(PairwiseAUC(nn.Linear(FEATURES, 1)), algorithm, binary(), batch_size=4, **options).finish()
 
-    with pytest.warns(UserWarning, match="3 rounds leave the model as it is"):
+    with pytest.warns(UserWarning, match="3 rounds leave the model as it is") as said:
         train(CyCpPairwise(local_steps=1), rounds=3, participation=Cyclic(3))
+    assert {w.filename for w in said} == {__file__}
     with pytest.warns(UserWarning, match="RSPairwise: is meant for random sampling; under Cyclic"):
         train(RSPairwise(local_steps=1), rounds=6, participation=Cyclic(3))
     with pytest.warns(UserWarning, match="stage_rounds = 4 is no multiple of the 3 rounds of an epoch"):

@@ -287,7 +287,7 @@ def test_matching_follows_the_training_proportions() -> None:
         ("cannot meet these rates", lambda y: partitions.positive_rate(y, 8, rates=[1] * 8)),
         ("natural: groups must have one value for each of the 10 rows", lambda y: partitions.natural(y, groups=[1])),
         ("natural: there are 2 groups, got clients=3", lambda y: partitions.natural(y, 3, groups=[0, 1] * 5)),
-        ("groups has no value at row 1", lambda y: partitions.natural(y, groups=[0, np.nan] * 5)),
+        ("groups has no value in 5 of 10 rows, the first at row 1", lambda y: partitions.natural(y, groups=[0, np.nan] * 5)),
     ],
 )  # fmt: skip
 def test_refusals(text: str, call: Any) -> None:

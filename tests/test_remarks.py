@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -13,8 +14,10 @@ import torch
 
 import fedsaddle as fs
 from fedsaddle import metrics
+from fedsaddle.compare import notices
+from fedsaddle.folder import read_result
 from fedsaddle.remarks import remarks
-from fedsaddle.scores import differences
+from fedsaddle.scores import Compared, compared
 
 pytest.importorskip("plotly")
 
@@ -68,6 +71,104 @@ def test_a_loss_that_grew_is_said() -> None:
     )
 
 
+def test_an_objective_that_grew_is_said() -> None:
+    torch.manual_seed(0)
+    grown = summary(fs.AUC(torch.nn.Linear(3, 1)), 0.6, positives=20)
+    assert grown["metrics"]["phi"] > grown["phi_at_start"]
+    assert any(
+        said.startswith("The objective phi ended at ") and "a smaller step may help" in said
+        for said in remarks(grown)
+    )
+    infinite = grown | {"metrics": grown["metrics"] | {"phi": None}}
+    assert "The objective phi ended at no finite number: a smaller step may help." in remarks(infinite)
+
+
+def test_whether_a_run_has_settled_is_said() -> None:
+    result = summary(fs.AUC(torch.nn.Linear(3, 1)), 0.05, positives=20)
+    assert result["course"] is None  # too few evaluations to say
+
+    def said(values: list[float], before: float = 0.6) -> list[str]:
+        course = {"metric": "auc", "rounds": list(range(41, 51)), "values": values, "before": before}
+        return remarks(result | {"course": course})
+
+    assert said([0.8, 0.81, 0.8, 0.805, 0.8, 0.81, 0.8, 0.805, 0.8, 0.8]) == []
+    assert said([0.7, 0.8, 0.6, 0.8, 0.7, 0.8, 0.6, 0.7, 0.8, 0.65]) == [
+        "From round 41 to 50 the AUC lay between 0.6000 and 0.8000: it jumps, and a smaller step may settle it."
+    ]
+    assert said([0.7 + 0.005 * i for i in range(10)]) == [
+        "From round 41 to 50 the AUC lay between 0.7000 and 0.7450, and it still rises: more rounds may help."
+    ]
+    assert said([0.7 + 0.0005 * i for i in range(10)]) == []  # not worth a word
+    assert "it jumps" in said([0.7, 0.8] * 5)[0]  # though the second half is higher
+    assert said([0.7 + 0.004 * i for i in range(10)], before=0.75) == []  # it was there before
+    assert (
+        "it falls, and fewer rounds or a smaller step may help"
+        in said([0.9 - 0.02 * i for i in range(10)])[0]
+    )
+    few = result | {
+        "test_class_counts": [[40, 20], [30, 10]],
+        "course": {"metric": "auc", "rounds": [1, 2], "values": [0.8, 0.86], "before": 0.5},
+    }
+    assert remarks(few) == []  # one sample of 30 moves an AUC by as much
+
+
+def test_a_gradient_that_has_hardly_fallen_is_said() -> None:
+    torch.manual_seed(0)
+    result = summary(fs.AUC(torch.nn.Linear(3, 1)), 1e-4, positives=20)
+    share = result["metrics"]["grad_phi"] / result["grad_phi_at_start"]
+    assert share > 0.9
+    assert remarks(result)[:1] == [
+        f"The gradient of phi is still {100 * share:.0f} % of what it began with: more rounds, or a larger step, may help."
+    ]
+
+    grown = result | {"metrics": result["metrics"] | {"grad_phi": 1.1 * result["grad_phi_at_start"]}}
+    assert "still 110 % of what it began with: more rounds, or a smaller step, may help." in remarks(grown)[0]
+
+
+def test_an_auc_that_may_be_chance_is_said() -> None:
+    result = summary(fs.AUC(torch.nn.Linear(3, 1)), 0.05, positives=20)
+    assert remarks(result | {"auc_interval": [0.42, 0.61]}) == [
+        "The interval of the test AUC, 0.420 to 0.610, contains 0.5: the model may rank no better than chance."
+    ]
+
+
+def test_the_last_evaluations_are_kept() -> None:
+    fed = fs.Federation.from_arrays(
+        np.eye(40)[:, :3], np.arange(40) % 2, clients=np.arange(40) // 20
+    ).holdout(0.25)
+    run = fs.train(fs.AUC(torch.nn.Linear(3, 1)), fs.CODASCA(lr=0.1), fed, rounds=44, eval_every=2).finish()
+    course, records = run.summary()["course"], run.records
+    assert course["metric"] == "auc" and course["rounds"] == list(range(26, 46, 2))
+    assert course["values"] == [records[r]["auc"] for r in course["rounds"]]
+    assert course["before"] == max(records[r]["auc"] for r in range(0, 26, 2))
+
+
+def bold(page: str) -> set[str]:
+    """The columns in which the best is in bold."""
+    return {html.unescape(head) for head in re.findall(r"<td data-head='([^']*)' class='best'", page)}
+
+
+def test_a_comparison_says_what_its_runs_say_and_prefers_nothing_that_this_doubts(tmp_path: Path) -> None:
+    pages, heads = [], {"Worst 20\u00a0%", "Best 20\u00a0%", "Gini"}
+    for positives in (20, 3):
+        folders = {}
+        for lr in (0.05, 0.0001):
+            folders[str(lr)] = [tmp_path / f"{positives}-{lr}-{seed}" for seed in range(2)]
+            for seed, folder in enumerate(folders[str(lr)]):
+                torch.manual_seed(seed)
+                summary(fs.AUC(torch.nn.Linear(3, 1)), lr, positives, folder, seed=seed)
+        pages.append(write_comparison(folders, tmp_path / "page.html").read_text(encoding="utf-8"))
+    (said,) = remarks(read_result(tmp_path / "3-0.05-0"))
+    assert said not in pages[0] and bold(pages[0]) & heads
+    assert pages[1].count(said) == 1 and f"class='warning'>{said}" in pages[1]  # once: all four have it
+    assert "Test AUC" in bold(pages[1]) and not bold(pages[1]) & heads
+    rows = {"few": folders["0.05"], "some": [tmp_path / "20-0.05-0", tmp_path / "3-0.0001-1"]}
+    results = {name: {f: read_result(f) for f in own} for name, own in rows.items()}
+    assert notices(results)[0] == f"few, 3-0.0001-1: {said}"  # a whole row by its name, else the run
+    page = write_comparison(rows, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f"class='warning'>few, 3-0.0001-1: {said}" in page
+
+
 def test_of_repeated_runs_the_difference_of_means_has_an_interval(tmp_path: Path) -> None:
     folders = {}
     for lr in (0.05, 0.0001):
@@ -75,18 +176,22 @@ def test_of_repeated_runs_the_difference_of_means_has_an_interval(tmp_path: Path
         for seed, folder in enumerate(folders[str(lr)]):
             torch.manual_seed(seed)
             summary(fs.AUC(torch.nn.Linear(3, 1)), lr, 20, folder, seed=seed)
-    found, _ = differences(list(folders.values()))
+    sure, found, why = compared([{f: read_result(f) for f in own} for own in folders.values()])
     assert found is not None and found[0] is None and found[1] is not None
     results = {k: [json.loads((f / "result.json").read_text()) for f in own] for k, own in folders.items()}
     means = [np.mean([result["metrics"]["auc"] for result in own]) for own in results.values()]
     assert found[1].value == pytest.approx(means[0] - means[1], abs=1e-12)
     assert found[1].low < found[1].value < found[1].high
+    ends = [[float(end) for end in text.split(" to ")] for text in sure]
+    assert all(low < mean < high for mean, (low, high) in zip(means, ends, strict=True))
     page = write_comparison(folders, tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Behind the best" in page and "class='best'" in page and found[1].low > 0
+    assert "Behind the best" in page and "Test AUC" in bold(page) and found[1].low > 0
+    assert all(f"<small>{text}</small>" in page for text in sure)
     unsure = [None, metrics.Interval(0.3, -0.1, 0.7)]  # as far apart, but other samples might turn it
-    page = write_comparison(folders, tmp_path / "page.html", behind=unsure).read_text(encoding="utf-8")
-    auc_cells = re.findall(r"<td( class='best')?>0\.\d{4} <small>±", page)
-    assert auc_cells[0] == auc_cells[4] == ""
+    page = write_comparison(folders, tmp_path / "page.html", compared=Compared(sure, unsure, why)).read_text(
+        encoding="utf-8"
+    )
+    assert "Test AUC" not in bold(page) and bold(page)
     assert metrics.auc_difference(torch.zeros(4), torch.zeros(4), torch.tensor([1, 1, 0, 0]).bool()) == (
         0,
         0,

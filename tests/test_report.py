@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedsaddle as fs
-from fedsaddle import report
+from fedsaddle import figures, report
 from fedsaddle.figures import linear_weights
 from fedsaddle.models import Linear
 from tests.harness import binary
@@ -191,7 +191,23 @@ def test_comparison_has_one_colour_and_one_row_a_run(tmp_path: Path) -> None:
     assert colours == {"CODASCA": {"@c0"}, "SGDA": {"@c1"}}
     assert "mind <the> split" in page.text
     assert "algorithm.lr" in page.text and "deng2021local" in page.text
-    assert {"runs", "course", "convergence", "partition", "settings", "cite", "versions"} <= page.cards
+    tables = {"runs", "settings", "words", "cite", "versions"}
+    assert tables | {"course", "convergence", "partition"} <= page.cards
+    for meaning in ("in which each counts once", "how unequal clients are", "it has one or more phases"):
+        assert meaning in page.text
+
+
+def test_words_are_those_on_the_page(tmp_path: Path) -> None:
+    fed = fs.quadratic_federation(clients=3, dim_x=4, dim_y=2)
+    for name in "ab":
+        fs.train(fs.QuadraticSaddle(4, 2), fs.CODASCA(lr=0.05), fed, rounds=2, out=tmp_path / name).finish()
+    pages = [
+        report.write_report(tmp_path / "a"),
+        report.write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "out.html"),
+    ]
+    for page in map(Page, pages):
+        assert "words" in page.cards and "one exchange between the server" in page.text
+        assert "how unequal clients are" not in page.text and "the share of pairs" not in page.text
 
 
 def test_folders_with_the_same_name_are_told_apart(tmp_path: Path) -> None:
@@ -464,14 +480,25 @@ def test_each_client_stands_in_a_table_with_what_its_number_rests_on(tmp_path: P
     run = fs.train(fs.AUC(Linear(3)), fs.CODASCA(), fed, rounds=1, out=folder).finish()
     assert fed.test is not None
     html = report.write_report(folder).read_text(encoding="utf-8")
-    cells = re.findall(r"<th scope='row'>([^<]*)</th>((?:<td>[^<]*</td>){5})", html)
+    cells = re.findall(r"<th scope='row'>([^<]*)</th>((?:<td data-head='[^']*'>[^<]*</td>){5})", html)
     assert [name for name, _ in cells] == list(fed.names)
     train, test = fed.class_counts(), fed.test.class_counts()
     for i, (_, row) in enumerate(cells):
         value = run.by_client["auc"][i]
         shown = "–" if value != value else f"{value:.4f}"
         counts = [train[i].sum(), train[i, 1], test[i].sum(), test[i, 1]]
-        assert re.findall(r"<td>([^<]*)</td>", row) == [*map(str, counts), shown]
+        assert re.findall(r">([^<]*)</td>", row) == [*map(str, counts), shown]
     assert "Training samples, malignant" in html and "Gini coefficient</th>" in html
     edit_result(folder, test_class_counts=[test.sum(0).tolist()])  # one pooled set
     assert "Test samples, malignant" not in report.write_report(folder).read_text(encoding="utf-8")
+
+
+def test_late_bands_are_inside_the_range() -> None:
+    line = {"y": [0.5, 0.6, 0.7, 0.8]}
+    band = {
+        "y": [0.6, 0.7, 0.85, 0.9, 0.7, 0.65, 0.5, 0.4],
+        "fill": "toself",
+    }  # up to 0.9 and back from 0.7 at the end
+    low, high = figures._focus([band, line])
+    assert low < 0.6 and high > 0.9
+    assert low > 0.55  # the early band may lie below

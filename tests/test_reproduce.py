@@ -196,6 +196,52 @@ def test_results_keep_every_point_that_was_tried(
     assert f"\n## Chosen {heading}\n" in (out / "table.md").read_text()
 
 
+TUNED_ON_ONE = """
+def reported(rows, quick):
+    return [Cell({{"method": r["method"], "at": 1}}, r["chosen"]) for r in rows]
+
+STEPS = [lambda rows, quick: cells(quick), reported]
+
+def tuned_on():
+    return SEEDS[:1]
+"""
+
+
+def test_tuning_on_fewer_seeds_is_reported_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "base.toml").write_text(TOY.format(lr=0.01))
+    (tmp_path / "toy" / "experiment.py").write_text((TUNED + TUNED_ON_ONE).format(select="closeness"))
+    monkeypatch.setattr("fedsaddle.reproduce._root", lambda: tmp_path)
+    out = reproduce("toy", out=tmp_path / "out", progress=False)
+    runs = [tomllib.loads(json.loads(line)["config"]) for line in (out / "runs.jsonl").open()]
+    assert sorted((r["algorithm"]["lr"], r["train"]["seed"]) for r in runs) == [
+        (1e-4, 0), (0.01, 0), (0.01, 1), (1e30, 0)
+    ]  # fmt: skip
+    results = json.loads((out / "results.json").read_text())
+    assert results["seeds"] == [0, 1] and results["tuned_on"] == [0]
+    assert [len(row["metrics"]["distance"]["values"]) for row in results["rows"]] == [2, 2]
+    assert "seeds [0, 1], mean ± std. Tuned on [0]." in (out / "table.md").read_text()
+
+
+def test_a_chosen_point_that_diverges_with_another_seed_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "base.toml").write_text(TOY.format(lr=0.01))
+    (tmp_path / "toy" / "experiment.py").write_text((TUNED + TUNED_ON_ONE).format(select="closeness"))
+    monkeypatch.setattr("fedsaddle.reproduce._root", lambda: tmp_path)
+    out = reproduce("toy", out=tmp_path / "out", progress=False)
+    runs = [json.loads(line) for line in (out / "runs.jsonl").open()]
+    for run in runs:
+        if tomllib.loads(run["config"])["train"]["seed"] == 1:
+            run["metrics"] = {"diverged": 1.0}
+            del run["curves"]
+    (out / "runs.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
+    row = json.loads((reproduce("toy", out=out, progress=False) / "results.json").read_text())["rows"][0]
+    assert row["diverged"] == 1 and len(row["metrics"]["distance"]["values"]) == 1
+    assert re.search(r"\| a \| \d\.\d{4} \(1 diverged\) \|", (out / "table.md").read_text())
+
+
 # ---- parts -------------------------------------------------------------------------------------------------------
 
 PARTS = """
@@ -380,7 +426,9 @@ def test_every_cell_of_auc_is_a_valid_config_and_in_one_part() -> None:
         assert made["partition"]["name"] == (
             "blocks" if cell.at["setting"].startswith("S") else "sorted_share"
         )
-        assert len(cell.points) == (8 if cell.at["method"] == "CODA" else 2)
+        assert len(cell.points) == (
+            8 if cell.at["method"] == "CODA" else 3 if cell.at["figure"] == "figure6c" else 2
+        )
     coda, storm = _changed(base, {**whole[-1].set, **whole[-1].points[0]}).tree, whole[-2].set
     assert coda["participation"]["name"] == "full" and coda["train"]["rounds"] == 2 * base["train"]["rounds"]
     assert storm["partition.clients"] == coda["partition"]["clients"] == 50

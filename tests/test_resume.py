@@ -242,8 +242,9 @@ def test_the_guard_halves_the_step_and_goes_on(tmp_path: Path) -> None:
 
     with pytest.raises(Diverged):
         run(8.0).finish()
-    with pytest.warns(UserWarning, match=r"guard: back to round \d+, lr is 4 now"):
+    with pytest.warns(UserWarning, match=r"guard: back to round \d+, lr is 4 now") as said:
         guarded = run(8.0, guard=10, out=tmp_path).finish()
+    assert {w.filename for w in said} == {__file__}  # the line that trains, not one of the library
     lr = guarded.algorithm.lr  # type: ignore[attr-defined]
     assert lr in (8.0 / 2**k for k in range(1, 11))
     rounds = [json.loads(line)["round"] for line in (tmp_path / "history.jsonl").read_text().splitlines()]

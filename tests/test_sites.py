@@ -128,7 +128,7 @@ def test_pooled_moments_are_exact(
     )
 
 
-@pytest.mark.parametrize("scale", ["none", "unit", "symmetric", "standard"])
+@pytest.mark.parametrize("scale", ["none", "unit", "symmetric", "standard", "log"])
 def test_sites_together_are_the_simulated_federation(tmp_path: Path, scale: Any) -> None:
     sites = three(tmp_path, numbers_only, scale=scale)
     files = [s.file for s in sites]
@@ -143,7 +143,8 @@ def test_sites_together_are_the_simulated_federation(tmp_path: Path, scale: Any)
         assert own.feature_names == simulated.feature_names
         assert own.test is None and own.valid is None
         assert torch.equal(own.data["y"], simulated.client(i)["y"])
-        torch.testing.assert_close(own.data["x"], simulated.client(i)["x"], rtol=1e-12, atol=1e-7)
+        atol = 1e-6 if scale == "log" else 1e-7  # numbers from 1e8 - 2 to 1e8 + 2
+        torch.testing.assert_close(own.data["x"], simulated.client(i)["x"], rtol=1e-12, atol=atol)
     assert constants["labels"].tolist() == simulated.class_counts().sum(0).tolist()
     assert constants["n"].item() == 600
     assert sites[0].federation(constants).data["x"].dtype == torch.float32
@@ -160,7 +161,7 @@ def with_gaps(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-@pytest.mark.parametrize("scale", ["none", "unit", "standard"])
+@pytest.mark.parametrize("scale", ["none", "unit", "standard", "log"])
 def test_gaps_are_filled_as_in_the_simulated_federation(tmp_path: Path, scale: Any) -> None:
     sites = three(tmp_path, lambda f: numbers_only(with_gaps(f)), scale=scale, impute="mean")
     simulated = Federation.from_files(
@@ -169,19 +170,25 @@ def test_gaps_are_filled_as_in_the_simulated_federation(tmp_path: Path, scale: A
     assert simulated.filling is not None
     summaries = [s.summary() for s in sites]
     constants = agree([accepted(s) for s in summaries])
-    torch.testing.assert_close(constants["fill"], simulated.filling.values[0], rtol=1e-12, atol=0)
     simulated = simulated.scaled(scale)
+    assert simulated.filling is not None
+    filled = outline([s.name for s in sites], summaries, constants).filling
+    assert filled is not None
+    torch.testing.assert_close(filled.values, simulated.filling.values, rtol=1e-12, atol=0)
     for i, site in enumerate(sites):
         own = site.federation(constants, torch.float64)
-        torch.testing.assert_close(own.data["x"], simulated.client(i)["x"], rtol=1e-9, atol=1e-7)
+        atol = 1e-6 if scale == "log" else 1e-7
+        torch.testing.assert_close(own.data["x"], simulated.client(i)["x"], rtol=1e-9, atol=atol)
     assert summaries[1]["size"].tolist() == [200, 0, 150, 133] and constants["n"].item() == 600
 
 
-def test_a_missing_text_is_a_category_and_goes_into_the_model(tmp_path: Path) -> None:
-    sites = three(tmp_path, with_gaps, impute="mean", test=0.2)
+@pytest.mark.parametrize("scale", ["standard", "log"])
+def test_a_missing_text_is_a_category_and_goes_into_the_model(tmp_path: Path, scale: Any) -> None:
+    sites = three(tmp_path, with_gaps, impute="mean", test=0.2, scale=scale)
     summaries = [s.summary() for s in sites]
     constants = agree(summaries)
     ages = pd.concat([with_gaps(patients(k))["age"][s.rows.training] for k, s in enumerate(sites)])
+    ages = np.log1p(ages) if scale == "log" else ages
     assert np.isclose(constants["fill"][0], ages.mean(), rtol=1e-12)  # test rows never count
     own, known = sites[0].federation(constants), outline(["a", "b", "c"], summaries, constants)
     assert (
@@ -194,6 +201,10 @@ def test_a_missing_text_is_a_category_and_goes_into_the_model(tmp_path: Path) ->
     table = with_gaps(patients(0))[sites[0].rows.part == 2]
     assert table.isna().any().sum() == 3
     assert torch.allclose(model(model.rows(table)), linear(own.test.data["x"].double()), atol=1e-4)
+    if scale == "log":
+        assert any(
+            line.startswith("column 'age': mean of the logarithm 4.") for line in in_words(summaries[0])
+        )
 
 
 def test_true_and_false_are_numbers_with_and_without_gaps(tmp_path: Path) -> None:
@@ -546,7 +557,7 @@ def test_where_things_are(tmp_path: Path) -> None:
 def test_a_bad_row_is_named_with_its_line(tmp_path: Path) -> None:
     for column, text in (("lactate", "x has NaN at row 7, column 'lactate' (1), line 9 of the file"),
                          ("ward", "column 'ward' has no value at row 7, line 9 of the file"),
-                         ("died", "y has no value at row 7, line 9 of the file")):  # fmt: skip
+                         ("died", "label 'died' has no value at row 7, line 9 of the file: drop rows")):  # fmt: skip
         frame = patients(0)
         frame.loc[7, column] = None
         refused(f"a.csv: {text}", Site.load(write(tmp_path, "a", frame)).summary)
@@ -562,6 +573,10 @@ def test_check_finds_nothing_at_a_sound_site_and_everything_at_a_bad_one(tmp_pat
     frame.loc[3, "age"] = None
     frame.loc[[5, 6], "ward"] = None
     frame.loc[9, "lactate"] = np.inf
+    unlabelled = check(write(tmp_path, "a", frame.assign(died=frame.died.where(frame.index > 0))))
+    assert any(
+        "'died' has no usable value in 1 of 200 rows, first at line 2: drop rows" in f for f in unlabelled
+    )
     found = check(write(tmp_path, "a", frame, label="dead", drop=["idd"], together="patient"))
     assert [f.split(":")[0] for f in found[:3]] == ["data.label", "data.drop", "data.together"]
     assert "did you mean 'id'?" in found[1]

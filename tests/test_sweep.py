@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 import json
+import re
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -453,6 +454,69 @@ def test_figures(points: dict[str, Any], options: dict[str, Any], kind: str) -> 
         assert lines == sum(result.score(row) is not None for row in result.rows)
     text = Path("out/sweep.html").read_text()
     assert len(text) > 100_000 and Path("out/best.toml").read_text().splitlines()[-1] in text
+
+
+@pytest.mark.parametrize(
+    ("points", "options", "said"),
+    [
+        ({"algorithm.lr": [0.1, 0.05, 0.01]}, {},
+         ["algorithm.lr = 0.1 is the largest value tried: extend the range upwards."]),
+        ({"algorithm.lr": [0.1, 0.05]}, {"minimise": False},
+         ["algorithm.lr = 0.05 is the smallest value tried: extend the range downwards."]),
+        ({"algorithm.lr": [0.01, 0.1, 30.0]}, {}, []),  # in between
+        ({"algorithm.lr": [0.1]}, {}, []),
+        ({"algorithm.local_steps": [1, 2]}, {"minimise": False}, []),  # there is nothing below 1
+        ({"train.sampling": ["without_replacement", "with_replacement"]}, {}, []),
+        ({"train.batch_size": [1, "none"]}, {}, []),
+        ({"algorithm.lr": {"uniform": [0.01, 0.0101]}}, {"random": 8},
+         ["algorithm.lr = 0.0101 is at the upper end: extend the range upwards."]),
+    ],
+)  # fmt: skip
+def test_a_choice_at_an_edge_is_said(
+    points: dict[str, Any], options: dict[str, Any], said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("plotly")
+    cli._main(["sweep", save(QUADRATIC, points, seeds=[0], **options), "--out", "out"])
+    printed, page = capsys.readouterr().out, Path("out/sweep.html").read_text(encoding="utf-8")
+    lines = [line for line in printed.splitlines() if "extend the range" in line]
+    assert (
+        lines == said and page.count("extend the range") == len(said) and all(line in page for line in said)
+    )
+
+
+def test_a_range_has_ends() -> None:
+    assert Range(1e-3, 1.0, log=True).place(1e-3) == 0.0
+    assert Range(1e-3, 1.0, log=True).place(0.1) == pytest.approx(2 / 3)
+    assert Range(-1.0, 3.0, log=False).place(2.0) == 0.75
+
+
+def test_the_page_names_a_command_that_works_where_the_sweep_was_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("plotly")
+    file = save(QUADRATIC)
+    for out, folder in ((None, "runs/sweep/tiny"), ("elsewhere", "elsewhere")):
+        sweep(file, out=out)
+        text = Path(folder, "sweep.html").read_text(encoding="utf-8")
+        (command,) = re.findall(r"\nfedsaddle (run [^<]*)</pre>", text)
+        assert command == f"run {folder}/best.toml"
+        assert cli._main([*command.split(), "--quiet"]) == 0
+
+
+def test_logarithmic_axes_say_so() -> None:
+    def titles(points: dict[str, Any], **options: Any) -> tuple[list[str], list[str]]:
+        found = overview(sweep(save(QUADRATIC, points, seeds=[0], **options), out="out"))
+        panel = next(iter(found.values())).panels[0]
+        names = found["parallel"].panels[0].layout["xaxis"]["ticktext"] if "parallel" in found else []
+        return [panel.layout[a]["title"]["text"] for a in ("xaxis", "yaxis")], names
+
+    wide, narrow = {"log_uniform": [1e-4, 0.1]}, {"uniform": [0.5, 1.0]}
+    y = "Distance to the saddle point (log scale)"
+    assert titles({"algorithm.lr": [0.1, 0.001]})[0] == ["algorithm.lr (log scale)", y]
+    assert titles({"algorithm.lr": [0.1, 0.05]})[0] == ["algorithm.lr", y]
+    axes, posts = titles({"algorithm.lr": wide, "algorithm.server_lr": narrow}, random=6)
+    assert axes == ["algorithm.lr (log scale)", "algorithm.server_lr"]
+    assert posts == ["lr (log)", "server_lr", "distance (log)"]
 
 
 @pytest.mark.parametrize("metric", ["distance", "valid_auc"])

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import fedsaddle as fs
 from fedsaddle import metrics, scores
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.folder import read_result
 from fedsaddle.problem import ModelProblem
 
 
@@ -207,9 +208,10 @@ def test_the_same_samples_are_compared_whoever_owns_them(tmp_path: Path) -> None
     fed = fs.Federation.from_arrays(x, np.arange(60) // 2 % 2, clients=np.arange(60) % 3).holdout(0.4)
     for name, own in {"sites": fed, "pool": fed.pooled(), "alone": fed.alone(1)}.items():
         fs.train(fs.AUC(torch.nn.Linear(2, 1)), fs.CODASCA(), own, rounds=2, out=tmp_path / name).finish()
-    found, _ = scores.differences([[tmp_path / name] for name in ("sites", "pool", "alone")])
+    runs = {name: {tmp_path / name: read_result(tmp_path / name)} for name in ("sites", "pool", "alone")}
+    found = scores.compared(list(runs.values())).behind
     assert found is not None and sum(one is None for one in found) == 1
     file = tmp_path / "pool" / "scores.csv"  # a model may give NaN for some sample
     head, first, *rest = file.read_text().splitlines()
     file.write_text("\n".join([head, first.rpartition(",")[0] + ",nan", *rest]))
-    assert scores.differences([[tmp_path / "sites"], [tmp_path / "pool"]]) == (None, "an AUC is undefined")
+    assert scores.compared([runs["sites"], runs["pool"]])[1:] == (None, "an AUC is undefined")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -139,7 +140,8 @@ def _entries(thing: Any) -> Iterator[str]:
     if isinstance(thing, Run):
         yield from of_result(thing.finish().summary())
     elif hasattr(thing, "calibration_"):  # a fitted estimator, whose run is gone once it was saved
-        parts = thing._algorithm(), thing._problem(thing.model_.model, len(thing.classes_))
+        module = copy.deepcopy(thing.model_.model).requires_grad_(True)  # a problem is of parameters to train
+        parts = thing._algorithm(), thing._problem(module, len(thing.classes_))
         yield from of_result(
             {"config": dict(zip(("algorithm", "problem"), map(describe, parts), strict=True))}
         )

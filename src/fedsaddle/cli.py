@@ -11,7 +11,6 @@ import json
 import os
 import re
 import signal
-import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,12 +25,12 @@ from fedsaddle.deploy.commands import app as deploy_app
 from fedsaddle.deploy.commands import check_flower
 from fedsaddle.engines.ranks import first_to_fail, rank
 from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, similar_file
-from fedsaddle.folder import auc_interval, check_begun, going_on, read_result, unfinished
-from fedsaddle.kinds import Kind
+from fedsaddle.folder import auc_interval, check_begun, read_result, unfinished
+from fedsaddle.kinds import ABOUT, Kind
 from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned, check_config
 from fedsaddle.progress import human_bytes, spinner
 from fedsaddle.remarks import of_training, remarks
-from fedsaddle.repetitions import grouped
+from fedsaddle.tables import METRICS, aligned, number
 
 if TYPE_CHECKING:  # torch is loaded by the commands that need it, so that the others start at once
     from fedsaddle.federation import Federation
@@ -48,45 +47,6 @@ app.add_typer(deploy_app, name="deploy")
 
 Json = dict[str, Any]
 
-
-METRICS = {  # the names of metrics for people, in the order in which they are shown
-    "auc": "AUC, test",
-    "valid_auc": "AUC, validation",
-    "train_auc": "AUC, training",
-    "auc_bound": "AUC, test: off by at most",
-    "valid_auc_bound": "AUC, validation: off by at most",
-    "train_auc_bound": "AUC, training: off by at most",
-    "auc_clients": "AUC, mean of clients",
-    "auc_worst20": "AUC, worst 20 % of clients",
-    "auc_best20": "AUC, best 20 % of clients",
-    "auc_std": "AUC, deviation of clients",
-    "auc_gini": "AUC, Gini coefficient of clients",
-    "single_class_clients": "clients with one class",
-    "partial_auc": "partial AUC, test",
-    "valid_partial_auc": "partial AUC, validation",
-    "train_partial_auc": "partial AUC, training",
-    "precision": "neighbours of the same class",
-    "recall": "nearest is of the same class",
-    "precision_elsewhere": "neighbours elsewhere of the same class",
-    "recall_elsewhere": "nearest elsewhere is of the same class",
-    "accuracy": "accuracy, test",
-    "valid_accuracy": "accuracy, validation",
-    "train_accuracy": "accuracy, training",
-    "accuracy_clients": "accuracy, mean of clients",
-    "accuracy_worst20": "accuracy, worst 20 % of clients",
-    "accuracy_best20": "accuracy, best 20 % of clients",
-    "accuracy_std": "accuracy, deviation of clients",
-    "accuracy_gini": "accuracy, Gini coefficient of clients",
-    "loss": "loss, training",
-    "grad_norm": "norm of its gradient",
-    "robust_loss": "loss by the worst weights",
-    "largest_weight": "largest weight of a client",
-    "phi": "objective phi: the dual at its best",
-    "grad_phi": "norm of the gradient of phi",
-    "dual_distance": "distance of the dual from its best",
-    "distance": "distance to the saddle",
-    "field_norm": "norm of the saddle field",
-}
 Jobs = Annotated[
     int,
     typer.Option(
@@ -243,8 +203,6 @@ def _run_seeds(
         print()
         finished = [run.out for run in done if run.out is not None]
         _compare(finished, finished[0].with_name(f"{finished[0].name}-and-others.html"))
-        for text in remarks(done[0].summary()):
-            print(text)
 
 
 def show_finished(done: Run, name: str, quiet: bool) -> None:
@@ -280,7 +238,7 @@ def sweep(
     from fedsaddle.sweep import sweep
 
     result = sweep(file, assigned(assignments, track), out, jobs=jobs)
-    print("\n".join(_aligned(result.table())) + f"\n\n{result.verdict()}\n")
+    print("\n".join(aligned(result.table())) + f"\n\n{result.verdict()}\n")
     written = ("runs.jsonl", "table.md", "results.json", "best.toml", "sweep.html")
     print(f"{result.out}: {', '.join(name for name in written if (result.out / name).exists())}")
 
@@ -288,7 +246,8 @@ def sweep(
 @app.command("compare")
 def compare(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Folders of runs; unfinished ones are left out.")
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Folders of runs; what is no finished run is left out."),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page with all curves.")] = Path(
         "comparison.html"
@@ -303,75 +262,16 @@ def compare(
 
 
 def _compare(folders: Sequence[Path], out: Path) -> None:
-    if finished := [folder for folder in folders if not unfinished(folder)]:  # else the first is refused
-        for folder in folders:
-            if folder not in finished:
-                _say(f"{folder}: did not finish, left out{going_on(folder)}")
-        folders = finished
-    results = {folder: read_result(folder) for folder in folders}
-    groups, twins = grouped(results)
-    for folder, first in twins.items():
-        _say(f"{folder}: is the same run as {first}, left out")
-        del results[folder]
-    from fedsaddle.scores import differences
+    from fedsaddle.compare import compare
 
-    shown = ("auc", "auc_worst20", "train_auc", "accuracy", "accuracy_worst20", "loss", "distance")
-    columns = [k for k in shown if any(k in r["metrics"] for r in results.values())]
-    rows = [["run", "algorithm", *(METRICS[k] for k in columns), "rounds", "bytes"]]
-    for name, own in groups.items():
-        metrics = [results[folder]["metrics"] for folder in own]
-        rows.append([
-            name,
-            results[own[0]]["config"]["algorithm"]["name"],
-            *(_mean([m[k] for m in metrics]) if all(k in m for m in metrics) else "-" for k in columns),
-            str(metrics[0]["round"]),
-            human_bytes(round(statistics.fmean(m["bytes_down"] + m["bytes_up"] for m in metrics))),
-        ])  # fmt: skip
-    sure = [auc_interval(results[own[0]]) if len(own) == 1 else "" for own in groups.values()]
-    behind, why = differences(list(groups.values())) if "auc" in columns else (None, "")
-    more = {"95 %": [text or "-" for text in sure]} if any(sure) else {}
-    if behind and any(behind):
-        more["behind the best"] = ["-" if by is None else by.text() for by in behind]
-    at = 3 + columns.index("auc") if "auc" in columns else len(rows[0])
-    for i, (head, cells) in enumerate(more.items()):
-        for row, cell in zip(rows, [head, *cells], strict=True):
-            row.insert(at + i, cell)
-    print("\n".join(_aligned(rows)))
-    said = ["95 %: over the choice of test samples (DeLong), not over training runs and seeds."] * any(sure)
-    if behind and any(behind):
-        said.append(
-            "behind the best: on the same test samples, with a 95 % interval over their choice, not over seeds."
-        )
-    said += [f"Not compared sample by sample: {why}."] if why and len(groups) > 1 else []
-    said += [f"{folder}: {text}" for folder, result in results.items() for text in of_training(result)]
-    if said:
-        print("\n" + "\n".join(said))
-    data = [
-        "{clients} clients, {samples} training samples".format(**r["config"]["federation"])
-        + (f" of {'x'.join(map(str, r['sample']['shape'])) or 1}" if r.get("sample") else "")
-        + f", clients evaluated on their {r['clients_evaluated_on']} data"
-        for r in results.values()
-    ]
-    if len(set(data)) > 1:  # then the columns do not compare like with like
-        print(
-            "\nThese runs have different data:\n"
-            + "\n".join(f"  {folder}: {d}" for folder, d in zip(results, data, strict=True))
-        )
+    found = compare(folders, _say)
+    print("\n".join(found.lines))
     if _has_plotly():
         from fedsaddle.report import write_comparison
 
-        print(write_comparison(groups, out, behind=behind or ()))
+        print(write_comparison(found.groups, out, compared=found.compared))
     else:
         print("fedsaddle: no page without plotly: pip install 'fedsaddle[report]'", file=sys.stderr)
-
-
-def _mean(values: Sequence[Any]) -> str:
-    """A number; of several their mean and standard deviation."""
-    if len(values) == 1:
-        return _number(values[0])
-    if not all(isinstance(v, float) for v in values):
-        return "-"
-    return f"{_number(statistics.fmean(values))} ± {_number(statistics.stdev(values))}"
 
 
 @app.command("probe")
@@ -404,10 +304,19 @@ def probe(
 
 @app.command("list")
 def list_(
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help=f"One of {', '.join(Kind)}.")],
+    kind: Annotated[
+        Kind | None,
+        typer.Argument(metavar="[KIND]", help=f"One of {', '.join(Kind)}; all kinds unless given."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with parameters and defaults.")] = False,
 ) -> None:
     """List what can be named in a config, with a line on each."""
+    if kind is None:
+        kinds = [{"name": one.value, "description": ABOUT[one]} for one in Kind]
+        print(
+            json.dumps(kinds, indent=2) if as_json else "\n".join(aligned([list(k.values()) for k in kinds]))
+        )
+        return
     from fedsaddle.describe import parameters, summary, things, where
 
     entries = []
@@ -421,7 +330,7 @@ def list_(
             )
         )
     else:
-        print("\n".join(_aligned([list(entry.values()) for entry in entries])))
+        print("\n".join(aligned([list(entry.values()) for entry in entries])))
 
 
 @app.command("show")
@@ -480,6 +389,8 @@ def export(
         from fedsaddle.export import export_onnx
 
         print(export_onnx(folder, onnx))
+        for text in of_training(read_result(folder)):
+            print(f"fedsaddle: {text}", file=sys.stderr)
 
 
 @app.command("cite")
@@ -536,7 +447,7 @@ def doctor() -> None:
     from fedsaddle.doctor import examined
 
     findings = examined()
-    print("\n".join(_aligned([[f.status, f.what, f.text] for f in findings])))
+    print("\n".join(aligned([[f.status, f.what, f.text] for f in findings])))
     broken = [f.what for f in findings if f.status == "broken"]
     verdict = f"Broken, and needed by every run: {', '.join(broken)}."
     print(
@@ -674,33 +585,26 @@ def _print_result(name: str, result: Json) -> None:
     order = [k for k in METRICS if k in metrics] + [k for k in metrics if k not in METRICS]
     sure = auc_interval(result)
     rows: list[list[str]] = [
-        [METRICS.get(k, str(k)), _number(metrics[k]) + f"  (95 %: {sure})" * (k == "auc" and sure != "")]
+        [METRICS.get(k, str(k)), number(metrics[k]) + f"  (95 %: {sure})" * (k == "auc" and sure != "")]
         for k in order
         if k not in _NOT_METRICS
     ]
+    if course := result.get("course"):
+        named, values = METRICS[course["metric"]], course["values"]
+        rows.append(
+            [f"{named}, last {len(values)} evaluations", f"{number(min(values))} to {number(max(values))}"]
+        )
     rows.append(["rounds", str(metrics["round"])])
     rows.append(
         ["sent down, up", f"{human_bytes(metrics['bytes_down'])}, {human_bytes(metrics['bytes_up'])}"]
     )
     rows.append(["time", f"{metrics['seconds']:.1f} s"])
-    print("\n".join(f"  {line}" for line in _aligned(rows)))
+    print("\n".join(f"  {line}" for line in aligned(rows)))
     if "auc_clients" in metrics or "accuracy_clients" in metrics:
         print(f"\n  Clients are evaluated on their {result['clients_evaluated_on']} data.")
     for text in remarks(result):
         print(f"\n  {text}")
     print()
-
-
-def _number(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
-    return str(value)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of rows in aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _show_config(path: Path, assignments: Sequence[str]) -> None:
@@ -730,4 +634,4 @@ def _clients_table(federation: Federation, most: int = 30) -> list[str]:
     for name, size, own in zip(federation.names[:most], sizes, counts, strict=False):
         rows.append([name, str(size), *map(str, own)])
     more = [f"... {len(sizes) - most} more"] if len(sizes) > most else []
-    return _aligned(rows) + more
+    return aligned(rows) + more

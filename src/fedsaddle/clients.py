@@ -294,7 +294,13 @@ class Clients(ABC):
         sizes = sizes.unsqueeze(-1).expand(-1, -1, len(positions))
         key = sampling.keys(keys, n.device).view(len(n), len(seeds), 1, 1)
         places, _ = sampling.minibatches(
-            key, range(1), positions.expand_as(sizes), sizes, k, "without_replacement", fill=True
+            key,
+            positions.new_zeros(1),
+            positions.expand_as(sizes),
+            sizes,
+            k,
+            "without_replacement",
+            fill=True,
         )
         places = places.squeeze(0)[:, [seeds.index(seed) for seed in self.seeds]]  # [pools, R, M, k]
         return places if n.ndim > 1 else places.squeeze(1)

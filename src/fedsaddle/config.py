@@ -72,10 +72,10 @@ from fedsaddle import models
 from fedsaddle.algorithms import Algorithm, LocalSGDA
 from fedsaddle.convexify import convexify
 from fedsaddle.data import load as load_dataset
-from fedsaddle.errors import FedsaddleError, first_line, similar_file
+from fedsaddle.errors import FedsaddleError, first_line, similar_file, warn
 from fedsaddle.federation import Federation
 from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK, SCORES, TANGENT
-from fedsaddle.ingest import file_format, in_file, read_frame
+from fedsaddle.ingest import BadArgument, file_format, in_file, read_frame
 from fedsaddle.keys import Tree, unknown_key
 from fedsaddle.parse import from_toml, read_toml
 from fedsaddle.participation import Participation
@@ -293,9 +293,21 @@ def resolve(tree: Mapping[str, Any], name: str = "run", rehearse: bool = True) -
                     out[section][i]["first"] = {k: first[k] for k in _OF_FIRST if k in first}
         else:
             out[section] = filled(section, given, section, out.get("data"))
+        if section == "data":
+            _check_shares(out[section])
     if rehearse:
         _rehearse(out)
     return Config(out)
+
+
+def _check_shares(data: Tree) -> None:
+    """Refuse shares of samples to hold out that are none."""
+    for key in ("test", "valid"):
+        share = data.get(key)
+        if isinstance(share, int | float) and not 0 < share < 1:
+            remedy = f"{share:g} % is {share / 100:g}" if share in range(2, 100) else "a quarter is 0.25"
+            remedy = "leave the key out to hold out nothing" if share == 0 else remedy
+            raise FedsaddleError(f"data.{key}: must be a share in (0, 1), got {share:g}; {remedy}")
 
 
 def _first_stage(tree: Tree, i: int) -> Config:
@@ -423,9 +435,17 @@ def _held_out(federation: Federation, test: float | None, valid: float | None, s
 
 
 def _table(file: Path, sep: str, decimal: str) -> Any:
+    if file.is_dir():
+        raise FedsaddleError(
+            f"data.file: {file} is a folder; name one table in it, or, if each of its files is a site, give data.files in "
+            "place of data.file and data.group"
+        )
     if not file.is_file():
-        hint = similar_file(file)
-        raise FedsaddleError(f"data.file: {file} is not there, or not a file{hint and f'; {hint}'}")
+        hint = similar_file(file) or "correct it"
+        raise FedsaddleError(
+            f"data.file: there is no {file.name} in {file.parent} (paths are relative to the config's folder, "
+            f"with --set to the current one); {hint}"
+        )
     if file_format(file) not in ("csv", "parquet"):
         raise FedsaddleError(f"data.file: must be a .csv or .parquet file, got {file.name}")
     return read_frame(file, sep, decimal)
@@ -450,6 +470,8 @@ def _blamed(section: str) -> Iterator[None]:
     """Whatever a section's values make other code raise becomes one line that names the section."""
     try:
         yield
+    except BadArgument as error:
+        raise FedsaddleError(f"{section}.{error}") from None
     except FedsaddleError:
         raise
     except Exception as error:
@@ -518,7 +540,7 @@ def _drop_strangers(section: str, of_file: Tree, part: Any, changed: Sequence[Se
     known = {"name", *keys(section, name)}
     for key in [k for k in of_file if k not in known and [section, k] not in [c[:2] for c in changed]]:
         del part[key]
-        warnings.warn(f"{section}.{key} of the file is left out: {name} has none", stacklevel=2)
+        warn(f"{section}.{key} of the file is left out: {name} has none")
 
 
 def put(tree: Tree, names: Sequence[str], value: Any, source: str) -> None:

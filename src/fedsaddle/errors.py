@@ -3,6 +3,8 @@
 import difflib
 import importlib
 import os
+import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {there[near[0]]!r}?" if near else ""
 
 
+def nearest_or_all(name: str, known: Iterable[str]) -> str:
+    """A hint at the nearest known name, else all of them."""
+    names = list(known)
+    return did_you_mean(name, names) or f"known are {', '.join(names) or 'none'}"
+
+
 def similar_file(path: str | os.PathLike[str]) -> str:
     """A hint at the path that was meant: the only .toml file of a folder, else the nearest name; "" when none is near.
 
@@ -62,6 +70,15 @@ def similar_file(path: str | os.PathLike[str]) -> str:
     except OSError:  # a folder that may not be read
         return ""
     return f"did you mean {str(there.with_name(near[0]).joinpath(*rest))!r}?" if near else ""
+
+
+def warn(message: str) -> None:
+    """Warn at the line outside of this package that led here, from whatever depth."""
+    level, frame = 1, sys._getframe()
+    # by module: the __init__ of a dataclass has no file
+    while frame.f_globals.get("__name__", "").partition(".")[0] == "fedsaddle" and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def first_line(error: BaseException) -> str:

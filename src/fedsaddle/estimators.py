@@ -20,12 +20,11 @@ import inspect
 import json
 import math
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -39,18 +38,25 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    check_X_y,
+    validate_data,
+)
 from torch import Tensor, nn
 
 from fedsaddle import ingest, metrics, models, partitions
-from fedsaddle.algorithms import ALGORITHMS, Algorithm
-from fedsaddle.errors import Diverged, FedsaddleError, did_you_mean, first_line
+from fedsaddle.algorithms import ALGORITHMS, Algorithm, FedAvg
+from fedsaddle.errors import Diverged, FedsaddleError, first_line, nearest_or_all, warn
 from fedsaddle.export import RawModel
 from fedsaddle.federation import Federation, Scaling
 from fedsaddle.folder import write_whole
 from fedsaddle.problem import Problem
 from fedsaddle.problems import AUC, ERM, PairwiseAUC
 from fedsaddle.progress import spinner
+from fedsaddle.remarks import of_training
 from fedsaddle.replicas import run_all
 from fedsaddle.schema import arguments, filled
 from fedsaddle.train import Run, train
@@ -72,14 +78,15 @@ _HELD = 5  # rows of each class that a calibration needs
 _ROWS = 4096  # scored at once
 _LEAST_SLOPE = 1e-3  # of calibrated log-odds, a deviation of the score: ranks stay as they are
 _STEPS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
-_IMPUTE = "impute it, for example with sklearn.impute.SimpleImputer"
+_FILL = 'fill it: impute="median", or an imputer before this estimator'
 
 
 class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     """What the estimators share: arguments, attributes, calibration, saving.
 
-    Features are scaled by statistics of all sites' training rows, as `Federation.scaled` does it. Sites may have one class
-    only, and any number of rows.
+    Features are scaled by statistics of all sites' training rows, as `Federation.scaled` does it. A data frame's column of
+    text becomes one of 0 and 1 for each of its values, named as in `sex=f`; a value that training did not see is 0 in all of
+    them, with a warning. Sites may have one class only, and any number of rows.
 
     Probabilities are calibrated by a sigmoid (scikit-learn's LogisticRegression on the score) on rows that `fit` holds out
     of every site and pools; the model is trained on the others. Where a class has fewer than 5 such rows, nothing is held
@@ -94,7 +101,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
         rounds: communication rounds.
         batch_size: minibatch of a site's local step; None takes all its rows.
         regulariser: on the model's weights, such as "l2(0.01)" or "l1(0.001)".
-        scale: "standard", "unit", "symmetric" or "none".
+        scale: "standard", "log", "unit", "symmetric" or "none", as in `Federation.scaled`.
+        impute: what stands in for a missing number: "median" or "mean" of its column over all sites' training rows; a
+            missing text becomes a value of its own, as in `sex=missing`. "none": gaps are refused.
         n_sites: where `fit` gets no groups, rows are dealt at random to so many sites; None: to 10, with a warning.
         calibration_share: of every site's rows, held out to calibrate probabilities, in [0, 1); 0: the training rows serve.
         train_params: other arguments of `fs.train`, such as {"device": "cuda", "participation": fs.Uniform(5)}.
@@ -104,13 +113,17 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
     Attributes:
         classes_: labels in order; of two the second is positive.
         n_features_in_, feature_names_in_: of X; names where it is a data frame.
-        model_: the trained nn.Module, of raw features, float64.
+        model_: the trained nn.Module, of raw features, float64; `model_.rows(frame)` makes them of a data frame.
         calibration_: slope and intercept of the score's log-odds, one row a score.
         n_iter_: rounds that were run.
         history_: metrics by round, a data frame; "valid" metrics are of the rows held out.
         run_: the run of `fs.train`, with everything else; not kept by pickle, skops and `save`.
     """
 
+    impute: Literal["none", "median", "mean"] = "none"  # where an earlier version has pickled it
+    _inputs: tuple[str, ...] | None = (
+        None  # of the model, by name, where X has text; else they are X's columns
+    )
     _own: ClassVar[str]
     _own_params: ClassVar[Mapping[str, Any]]
     _binary: ClassVar[bool] = True
@@ -125,6 +138,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
         batch_size: int | None = 32,
         regulariser: str | None = None,
         scale: str = "standard",
+        impute: Literal["none", "median", "mean"] = "none",
         n_sites: int | None = None,
         calibration_share: float = 0.2,
         train_params: Mapping[str, Any] | None = None,
@@ -138,6 +152,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
         self.batch_size = batch_size
         self.regulariser = regulariser
         self.scale = scale
+        self.impute = impute
         self.n_sites = n_sites
         self.calibration_share = calibration_share
         self.train_params = train_params
@@ -165,13 +180,14 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
         """Train.
 
         Args:
-            X: features [n, k], or samples of any shape [n, ...] for one's own module; a data frame may be.
+            X: features [n, k], or samples of any shape [n, ...] for one's own module; or a data frame, of numbers and text.
             y: labels [n], numbers or text.
             groups: the site of each row [n], numbers or text; None: rows are dealt at random to `n_sites`.
         """
         self.__dict__.pop("calibration_", None)  # where this fit fails, nothing is fitted
+        if y is not None and (labels := np.asarray(y)).ndim == 1:
+            ingest.check_present(labels, f"{type(self).__name__}: y", ingest.UNLABELLED)
         X, y = self._checked(X, y)
-        ingest.check_present(y, f"{type(self).__name__}: y", "drop that row, or label it")
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -191,13 +207,16 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
             codes,
             clients=self._sites(groups, codes, seed),
             classes=[ingest.text_of(v) for v in self.classes_.tolist()],
-            feature_names=getattr(self, "feature_names_in_", ()),
+            feature_names=self._names(),
             task="classification",
+            impute=self.impute,
         )
         federation = self._held_out(federation, seed).scaled(self.scale)  # type: ignore[arg-type]
         self._shape = tuple(X.shape[1:])
         problem = self._problem(self._module(seed), len(self.classes_))
-        self.run_ = self._trained(problem, self._algorithm(), federation, self._settings(seed))
+        algorithm = self._algorithm()
+        self._check_suited(algorithm, problem)
+        self.run_ = self._trained(problem, algorithm, federation, self._settings(seed))
         self.model_ = self.run_.raw_model.double().eval()
         calibrated = federation if federation.valid is None else federation.valid
         scores = self._scores(self.model_.model, calibrated.data["x"])
@@ -208,20 +227,62 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
 
     def _checked(self, X: Any, *y: Any) -> Any:
         """X (and y) as arrays, with what is wrong said by row and column."""
-        if hasattr(X, "columns") and hasattr(X, "dtypes") and ingest.text_columns(X):
-            ingest.numeric_frame(X)  # refuses, and names them
-        kinds = (np.float64, np.float32)
+        fitting = bool(y)
         # NaN is refused below, where it is found
-        found = validate_data(self, X, *y, reset=bool(y), dtype=kinds, ensure_all_finite=False, allow_nd=True)
-        X = found[0] if y else found
+        how: dict[str, Any] = {
+            "dtype": (np.float64, np.float32),
+            "ensure_all_finite": False,
+            "allow_nd": True,
+        }
+        frame = hasattr(X, "columns") and hasattr(X, "dtypes")
+        if fitting:
+            self._inputs = None
         try:
-            ingest.check_finite(_tensor(X), "X", self._names())
+            if self._inputs is not None or (
+                frame and (ingest.text_columns(X) or any(d.kind == "O" for d in X.dtypes))
+            ):
+                validate_data(
+                    self, X, *y, reset=fitting, skip_check_array=True
+                )  # number and names of columns
+                X = self._encoded(X, frame, fitting)
+                found = (
+                    check_X_y(X, *y, estimator=self, **how)
+                    if fitting
+                    else check_array(X, estimator=self, **how)
+                )
+            else:
+                found = validate_data(self, X, *y, reset=fitting, **how)
+            x = _tensor(found[0] if fitting else found)
+            ingest.check_finite(x, "X", self._names(), self._gaps, _FILL)
         except ingest.BadRow as error:
-            raise ingest.BadRow(f"{type(self).__name__}: {error.what}", error.row, _IMPUTE) from None
+            raise ingest.BadRow(f"{type(self).__name__}: {error.what}", error.row, error.remedy) from None
         return found
 
+    def _encoded(self, X: Any, frame: bool, fitting: bool) -> Array:
+        """Text as columns of 0 and 1, those of the training data."""
+        if fitting:
+            if odd := [c for c in X.columns if not isinstance(c, str)]:
+                self._refuse(
+                    f"columns of a frame with text must have texts as names, got {odd[0]!r}: X.columns.map(str)"
+                )
+            (values,), self._inputs = ingest.one_hot([X], gaps=self._gaps, remedy=_FILL)
+            return values
+        if not frame:
+            columns, got = ingest.short(self.feature_names_in_), type(X).__name__
+            self._refuse(f"X must be a data frame with the columns {columns}, since some are text; got {got}")
+        names = self._names()
+        return (
+            ingest.encoded(X, names, self._gaps, _FILL) if names else ingest.numeric_frame(X)
+        )  # which refuses text
+
+    @property
+    def _gaps(self) -> bool:
+        """Whether X may have some."""
+        return self.impute != "none"
+
     def _names(self) -> tuple[str, ...]:
-        return tuple(getattr(self, "feature_names_in_", ()))
+        """Of the model's inputs."""
+        return tuple(getattr(self, "feature_names_in_", ())) if self._inputs is None else self._inputs
 
     def _column_of(self, groups: Any) -> Array:
         if isinstance(groups, str):
@@ -236,20 +297,18 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
         if groups is not None:
             found = self._column_of(groups)
             check_consistent_length(codes, found)
+            ingest.check_present(found, f"{me}: groups", "drop rows without a site, or name it")
             if self.n_sites is not None:
-                warnings.warn(
-                    f"{me}: n_sites = {self.n_sites} is not used, groups name the sites", stacklevel=3
-                )
+                warn(f"{me}: n_sites = {self.n_sites} is not used, groups name the sites")
             return found
         n = _SITES if self.n_sites is None else self.n_sites
         if n < 2:
             self._refuse(f"n_sites must be >= 2, got {n}")
         n = max(2, min(n, len(codes) // 2))
         if self.n_sites is None:
-            warnings.warn(
+            warn(
                 f"{me}: no groups given, so rows are dealt at random to {n} sites; pass groups=site to fit (in a Pipeline "
-                f"STEP__groups=site; with metadata routing, set_fit_request(groups=True)), or n_sites={n} if this is meant",
-                stacklevel=3,
+                f"STEP__groups=site; with metadata routing, set_fit_request(groups=True)), or n_sites={n} if this is meant"
             )
         return partitions.partition("iid", codes, n, seed)
 
@@ -265,10 +324,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
             if held.min() >= _HELD:
                 return split
         fewest = self.classes_[held.argmin()]
-        warnings.warn(
+        warn(
             f"{type(self).__name__}: only {held.min()} rows of class {fewest!r} can be held out, calibration needs {_HELD}: "
-            "training rows serve, and probabilities are too sure of themselves; give more rows",
-            stacklevel=3,
+            "training rows serve, and probabilities are too sure of themselves; give more rows"
         )
         return federation
 
@@ -303,6 +361,16 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
         made: Algorithm = ALGORITHMS[part["name"]](**arguments("algorithm", part))
         return made
 
+    def _check_suited(self, algorithm: Algorithm, problem: Problem) -> None:
+        """Refuse an algorithm for plain losses where the AUC is learned, and say which estimator takes it."""
+        if isinstance(algorithm, FedAvg) and (problem.n_y or problem.pairwise):
+            me = type(algorithm).__name__
+            name = next((name for name, cls in ALGORITHMS.items() if cls is type(algorithm)), me)
+            self._refuse(
+                f"{me} minimises a loss of single rows, which the AUC is not; FairFederatedClassifier(algorithm={name!r}) "
+                "minimises the log loss with it"
+            )
+
     def _settings(self, seed: int) -> dict[str, Any]:
         """The arguments of `train` beside the three that say what is learned."""
         own = {"rounds": "rounds", "batch_size": "batch_size", "seed": "random_state", "progress": "verbose"}
@@ -311,7 +379,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
             if name in own:
                 self._refuse(f"train_params: {name} has no use there; set {own[name]} of the estimator")
             if name not in known:
-                hint = did_you_mean(str(name), known) or f"known are {', '.join(known)}"
+                hint = nearest_or_all(str(name), known)
                 self._refuse(f"train_params: {name!r} is no argument of fs.train; {hint}")
         settings = {"rounds": self.rounds, "batch_size": self.batch_size, "seed": seed, "guard": 3}
         return {**settings, "progress": self.verbose, **given}
@@ -358,12 +426,21 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
         return pandas.DataFrame(self._records).set_index("round")
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The area under the ROC curve (not the accuracy)."""
-        return float(roc_auc_score(y, self.decision_function(X), sample_weight=sample_weight))
+        """The area under the ROC curve (not the accuracy); NaN, with a warning, where rows are of one class."""
+        odds, y = self.decision_function(X), ingest.column(y, "y")
+        check_consistent_length(odds, y)
+        if len(found := set(y.tolist())) == 1:
+            warn(
+                f"{type(self).__name__}: all {len(y)} rows to score are of class {found.pop()!r}, and an AUC needs both, "
+                "so the score is NaN; in a search take fewer folds, so that each has both classes"
+            )
+            return math.nan
+        return float(roc_auc_score(y, odds, sample_weight=sample_weight))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_class = not self._binary
+        tags.input_tags.allow_nan = self._gaps
         return tags
 
     # ---- saving ------------------------------------------------------------------------------------------
@@ -380,7 +457,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
         super().__setstate__(state)
         if state.get("_built") is not None:
             weights = {k: torch.from_numpy(v) for k, v in state["model_"].items()}
-            self.model_ = _restored(self._build(), weights, getattr(self, "feature_names_in_", ()))
+            self.model_ = _restored(self._build(), weights, self._names())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator as one safetensors file, which `load` reads without executing anything.
@@ -394,14 +471,15 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
                 json.dumps(value)
                 kept[name] = value
             except (TypeError, ValueError):
-                warnings.warn(f"save: {name} is no plain value and is not kept: {value!r}", stacklevel=2)
+                warn(f"save: {name} is no plain value and is not kept: {value!r}")
         about = {
             "estimator": type(self).__name__,
             "params": kept,
             "classes": self.classes_.tolist(),
             "kind": self.classes_.dtype.str if self.classes_.dtype.kind != "O" else "O",
             "n_features_in": self.n_features_in_,
-            "features": list(self._names()),
+            "features": list(getattr(self, "feature_names_in_", ())),
+            "inputs": self._inputs,
             "shape": self._shape,
             "built": self._built,
             "n_iter": self.n_iter_,
@@ -441,6 +519,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
             self.n_features_in_, self.n_iter_ = about["n_features_in"], about["n_iter"]
             if about["features"]:
                 self.feature_names_in_ = np.array(about["features"], dtype=object)
+            self._inputs = tuple(about["inputs"]) if about.get("inputs") is not None else None
             self._records, self._shape = about["records"], tuple(about["shape"])
             self._built = None if about["built"] is None else tuple(about["built"])
             self.calibration_ = weights.pop("calibration").numpy()
@@ -460,7 +539,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
             self.model = model
         try:
             built = copy.deepcopy(model) if model is not None else self._build()
-            self.model_ = _restored(built, weights, getattr(self, "feature_names_in_", ()))
+            self.model_ = _restored(built, weights, self._names())
         except RuntimeError as error:
             raise FedsaddleError(
                 f"{path}: does not fit the model ({' '.join(str(error).split())[:200]})"
@@ -509,13 +588,10 @@ class FederatedAUCClassifier(FederatedClassifier):
         """
         if self.algorithm is not None or "lr" in (self.algorithm_params or {}):
             run = super()._trained(problem, algorithm, federation, settings)
-            begun, ended = (record.get("phi") or 0.0 for record in (run.records[0], run.records[-1]))
-            if ended > begun + 1:  # of scores that are all alike it is 1/4 at most
-                warnings.warn(
-                    f"{type(self).__name__}: the training loss has grown from {begun:.3g} to {ended:.3g}, the step is too "
-                    "large; give a smaller lr, or none, and one is found",
-                    stacklevel=3,
-                )
+            first, *_, last = run.records
+            start = {f"{key}_at_start": first.get(key) for key in ("phi", "grad_phi")}
+            for said in of_training({"metrics": last, **start}):
+                warn(f"{type(self).__name__}: {said} Without lr one is found.")
             return run
         if "out" in settings:
             self._refuse("train_params: out needs an lr in algorithm_params, since several are tried without")
@@ -603,7 +679,7 @@ class FederatedPairwiseRanker(FederatedClassifier):
     Args:
         loss: "square", "squared_hinge", "logistic", "sigmoid", "barrier_hinge" or "q_norm_hinge".
         loss_params: its parameters, such as {"margin": 0.5}; see `fs.PairwiseAUC`.
-        model, algorithm, algorithm_params, rounds, batch_size, regulariser, scale, n_sites, calibration_share,
+        model, algorithm, algorithm_params, rounds, batch_size, regulariser, scale, impute, n_sites, calibration_share,
         train_params, random_state, verbose: those of `FederatedClassifier`, as the attributes are.
 
     Example:
@@ -630,6 +706,7 @@ class FederatedPairwiseRanker(FederatedClassifier):
         batch_size: int | None = 32,
         regulariser: str | None = None,
         scale: str = "standard",
+        impute: Literal["none", "median", "mean"] = "none",
         n_sites: int | None = None,
         calibration_share: float = 0.2,
         train_params: Mapping[str, Any] | None = None,
@@ -638,7 +715,7 @@ class FederatedPairwiseRanker(FederatedClassifier):
     ) -> None:
         super().__init__(
             model, algorithm=algorithm, algorithm_params=algorithm_params, rounds=rounds, batch_size=batch_size,
-            regulariser=regulariser, scale=scale, n_sites=n_sites, calibration_share=calibration_share,
+            regulariser=regulariser, scale=scale, impute=impute, n_sites=n_sites, calibration_share=calibration_share,
             train_params=train_params, random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.loss = loss
@@ -712,7 +789,7 @@ def _calibration(scores: Array, y: Array) -> Array:
 
 def _restored(module: nn.Module, weights: Mapping[str, Tensor], features: Sequence[str]) -> RawModel:
     """A model of raw features from a state_dict."""
-    scaling = Scaling(weights["shift"], weights["width"]) if "shift" in weights else None
-    raw = RawModel(module, scaling, features=features).double().eval()
+    scaling = Scaling(weights["shift"], weights["width"], "log" in weights) if "shift" in weights else None
+    raw = RawModel(module, scaling, features=features, fill=weights.get("fill")).double().eval()
     raw.load_state_dict(weights)
-    return raw
+    return raw.requires_grad_(False)

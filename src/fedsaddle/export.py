@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 class RawModel(nn.Module):
     """A model behind the scaling of its features: x -> model((x - shift) / width), NaN in x filled in before.
 
+    Where features were scaled by logarithms, x is sign(x) log(1 + |x|) in this.
+
     Args:
         model: what was trained.
         scaling: of the features it was trained on; None where they were not scaled.
@@ -46,6 +48,7 @@ class RawModel(nn.Module):
     fill: Tensor | None
     shift: Tensor | None
     width: Tensor | None
+    log: Tensor | None  # there where features were scaled by logarithms
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class RawModel(nn.Module):
         self.register_buffer("fill", fill)
         self.register_buffer("shift", None if scaling is None else scaling.shift)
         self.register_buffer("width", None if scaling is None else scaling.width)
+        self.register_buffer("log", torch.tensor(True) if scaling is not None and scaling.log else None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of the model for raw features x [B, ...]."""
@@ -67,7 +71,9 @@ class RawModel(nn.Module):
         if self.fill is not None:
             x = torch.where(x.isnan(), self.fill.to(x.dtype), x)
         if self.shift is not None and self.width is not None:
-            x = (x.double() - self.shift) / self.width  # as for training, in double precision
+            x = Scaling(self.shift, self.width, self.log is not None)(
+                x
+            )  # as for training, in double precision
         x = x.to(next(self.model.parameters()).dtype)
         out: Tensor = self.model(x if self.tangent is None else self.tangent(x))
         return out
@@ -153,11 +159,11 @@ def _of_folder(folder: Path, model: nn.Module | None) -> _Trained:
         fill = torch.tensor(sample["fill"], dtype=torch.float64).view(1, *shape)
     if sample["shift"] is not None:
         ends = [1, -1, *[1] * (len(shape) - 1)] if shape else [-1]
-        scaling = Scaling(
-            *(torch.tensor(sample[k], dtype=torch.float64).view(ends) for k in ("shift", "width"))
-        )
+        shift, width = (torch.tensor(sample[k], dtype=torch.float64).view(ends) for k in ("shift", "width"))
+        scaling = Scaling(shift, width, sample.get("log", False))
     trained = with_weights(model, folder / "model.safetensors")
-    module = RawModel(trained, scaling, features=sample["features"] or (), fill=fill).eval()
+    module = RawModel(trained, scaling, features=sample["features"] or (), fill=fill)
+    module = module.requires_grad_(False).eval()  # it is trained
     about = {"classes": classes, "features": sample["features"], "algorithm": result["config"]["algorithm"]}
     return _Trained(module, shape, next(module.model.parameters()).dtype, ("score",), about)
 

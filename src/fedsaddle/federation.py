@@ -15,26 +15,49 @@ import torch
 from torch import Tensor
 
 from fedsaddle import figures, ingest
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, warn
 
 if TYPE_CHECKING:
     from fedsaddle.convexify import Tangent
 
 _FINGERPRINT = 1 << 16  # about how many numbers of a field are hashed
+_FAR = 30.0  # usual spreads from the median, beyond which values are said to be a long tail
+_QUARTILES = 1 << 22  # numbers from which quartiles are taken
 
 Array = npt.NDArray[Any]
 IntArray = npt.NDArray[np.int64]
 
 
 class Scaling(NamedTuple):
-    """What has been done to x: (x - shift) / width, float64, each of a shape that broadcasts to x."""
+    """What has been done to x: (x - shift) / width, float64, each of a shape that broadcasts to x.
+
+    With `log`, x is `logarithm(x)` in this.
+    """
 
     shift: Tensor
     width: Tensor
+    log: bool = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Of raw x, float64."""
+        x = x.double()
+        return ((logarithm(x) if self.log else x) - self.shift) / self.width
 
     def then(self, other: Scaling) -> Scaling:
         """This one, and then the other."""
-        return Scaling(self.shift + self.width * other.shift, self.width * other.width)
+        if other.log:
+            raise FedsaddleError("scaled: 'log' is of features as they are, and these are scaled; scale once")
+        return Scaling(self.shift + self.width * other.shift, self.width * other.width, self.log)
+
+
+def logarithm(x: Tensor) -> Tensor:
+    """sign(x) log(1 + |x|): as x near 0, and a logarithm far from it, on both sides."""
+    return x.sign() * x.abs().log1p()
+
+
+def exponential(x: Tensor) -> Tensor:
+    """The inverse of `logarithm`."""
+    return x.sign() * x.abs().expm1()
 
 
 class Filling(NamedTuple):
@@ -285,17 +308,23 @@ class Federation:
             return self.filling
         return self.filling._replace(gaps=self.filling.gaps[rows])
 
-    def _filled(self) -> Federation:
-        """With what stands in for missing values computed from the training samples, in these and in test samples."""
+    def _filled(self, log: bool = False) -> Federation:
+        """With what stands in for missing values computed from the training samples, in these and in test samples.
+
+        Args:
+            log: it is the median or mean of logarithms.
+        """
         if self.filling is None or self.filling.gaps is None:
             return self
         x, how, gaps = self.data["x"], self.filling.how, self.filling.gaps
         if (nothing := gaps.all(0).flatten()).any():
             raise FedsaddleError(f"{self._column(nothing)} has no value in any training row: drop it")
-        present = np.where(gaps.cpu().numpy(), np.nan, x.double().cpu().numpy())
+        seen = logarithm(x.double()) if log else x.double()
+        present = np.where(gaps.cpu().numpy(), np.nan, seen.cpu().numpy())
         with np.errstate(over="ignore"):
             found = (np.nanmedian if how == "median" else np.nanmean)(present, axis=0, keepdims=True)
-        values = torch.from_numpy(found).to(x.device, x.dtype).double()  # as they are in x
+        values = exponential(torch.from_numpy(found)) if log else torch.from_numpy(found)
+        values = values.to(x.device, x.dtype).double()  # as they are in x
         if (odd := ~values.isfinite().flatten()).any():
             raise FedsaddleError(
                 f"{self._column(odd)} has numbers too large to take the {how} of; correct or drop it"
@@ -317,12 +346,13 @@ class Federation:
         i = int(which.nonzero()[0])
         return f"column {self.feature_names[i]!r}" if self.feature_names else f"column {i} of x"
 
-    def scaled(self, how: Literal["none", "unit", "symmetric", "standard"] = "standard") -> Federation:
+    def scaled(self, how: Literal["none", "unit", "symmetric", "standard", "log"] = "standard") -> Federation:
         """Shift and scale every column of x (channel of images), by statistics of all clients' training samples.
 
         Args:
-            how: `"unit"` ([0, 1]), `"symmetric"` ([-1, 1]), `"standard"` (mean 0, deviation 1), or `"none"`. A constant
-                column becomes 0.
+            how: `"unit"` ([0, 1]), `"symmetric"` ([-1, 1]), `"standard"` (mean 0, deviation 1), `"log"` (the same, of
+                sign(x) log(1 + |x|): for amounts and counts, whose few largest values are far from all others), or
+                `"none"`. A constant column becomes 0.
         """
         if how == "none":
             return self
@@ -330,26 +360,30 @@ class Federation:
             raise FedsaddleError(
                 "scaled: tangent features are scaled already; scale the samples before convexify"
             )
-        x = self.data["x"].double()
+        filled = self._filled(log=True) if how == "log" else self
+        x = filled.data["x"].double()
+        x = logarithm(x) if how == "log" else x
         axes = [i for i in range(x.ndim) if i != 1]
         low, high = x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)
         mean = torch.where(
             low == high, low, x.mean(axes, keepdim=True)
         )  # that of equal numbers may be rounded
         deviation = torch.where(low == high, 0.0, x.std(axes, correction=0, keepdim=True))
-        scaling = Scaling(*shift_and_width(how, mean, deviation, low, high))
+        scaling = Scaling(*shift_and_width(how, mean, deviation, low, high), log=how == "log")
+        if how == "standard" and x.ndim == 2 and self.scaling is None:
+            _warn_of_tails(x, self.feature_names)
 
         def apply(part: Federation) -> Federation:
             x = part.data["x"]
-            x = ((x.double() - scaling.shift) / scaling.width).to(x.dtype)
+            x = scaling(x).to(x.dtype)
             return dataclasses.replace(
                 part, data={**part.data, "x": x}, filling=part.filling and part.filling.fixed()
             )
 
         return dataclasses.replace(
-            apply(self),
-            test=self.test and apply(self.test),
-            valid=self.valid and apply(self.valid),
+            apply(filled),
+            test=filled.test and apply(filled.test),
+            valid=filled.valid and apply(filled.valid),
             scaling=scaling if self.scaling is None else self.scaling.then(scaling),
         )
 
@@ -403,7 +437,7 @@ class Federation:
         if filling is not None:
             gaps, values = data["x"].isnan(), filling.values
             if self.scaling is not None:
-                values = (values - self.scaling.shift) / self.scaling.width
+                values = self.scaling(values)
             data["x"] = torch.where(gaps, values.to(data["x"].dtype), data["x"])
             filling = filling if filling.gaps is None else filling._replace(gaps=gaps)
         part = Federation(
@@ -562,16 +596,46 @@ class Federation:
         return figures.ownership(self.class_counts(), self.names, self.classes)
 
 
+def long_tails(x: Tensor) -> list[tuple[int, float]]:
+    """Columns of x [n, C] with values far from the others, farthest first, and how far from the median in usual spreads.
+
+    The usual spread is that of the middle half of the values, in deviations of a normal distribution; where all of these are
+    equal, the deviation. Columns of two values are left out: a rare category is no tail.
+    """
+    x = x.double()
+    some = x[:: -(-len(x) * x.shape[1] // _QUARTILES)].cpu().numpy()  # enough for quartiles
+    low, middle, high = (torch.from_numpy(q).to(x.device) for q in np.percentile(some, (25, 50, 75), axis=0))
+    spread = torch.where(high > low, (high - low) / 1.349, x.std(0, correction=0)).clamp(min=1e-300)
+    far = (x - middle).abs().amax(0) / spread
+    several = ((x != x.amin(0)) & (x != x.amax(0))).any(0)
+    found = [(i, float(far[i])) for i in (several & (far > _FAR)).nonzero().flatten().tolist()]
+    return sorted(found, key=lambda pair: -pair[1])
+
+
+def _warn_of_tails(x: Tensor, names: Sequence[str]) -> None:
+    if not (tails := long_tails(x)):
+        return
+    called = [repr(names[i]) if names else str(i) for i, _ in tails]
+    more = f" (and {len(called) - 1} more: {', '.join(called[1:4])}{', ...' * (len(called) > 4)})"
+    warn(
+        f"column {called[0]} has values up to {tails[0][1]:.0f} times its usual spread from the median"
+        f"{more * (len(called) > 1)}; "
+        'scale "log", or its logarithm in place of the column, usually trains better'
+    )
+
+
 def shift_and_width(
     how: str, mean: Tensor, deviation: Tensor, low: Tensor, high: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What `how` of `Federation.scaled` subtracts and divides by, from statistics of the columns."""
-    if how == "standard":
+    if how in ("standard", "log"):
         shift, width = mean, deviation
     elif how in ("unit", "symmetric"):
         shift, width = low, high - low
     else:
-        raise FedsaddleError(f"scaled: how must be 'none', 'unit', 'symmetric' or 'standard', got {how!r}")
+        raise FedsaddleError(
+            f"scaled: how must be 'none', 'unit', 'symmetric', 'standard' or 'log', got {how!r}"
+        )
     if how == "symmetric":
         shift, width = shift + width / 2, width / 2
     if (odd := ~(shift + width).isfinite().flatten()).any():

@@ -637,10 +637,18 @@ def _lines(
 
 def _focus(data: list[Record]) -> list[float]:
     """A y range in which the late course is legible: the first evaluation, of an untrained model, may lie below."""
-    late = [y for t in data if "fill" not in t for y in t["y"][max(1, len(t["y"]) // 10) :] or t["y"]]
+    late = [y for t in data for y in _late(t["y"], "fill" in t)]
     low, high = min(late), max(late)
     margin = max(0.06 * (high - low), 0.0005)
     return [low - margin, high + margin]
+
+
+def _late(y: list[float], band: bool) -> list[float]:
+    """A line without its beginning; of a band, which goes along its upper edge and back along the lower, the second half."""
+    if not band:
+        return y[max(1, len(y) // 10) :] or y
+    n = len(y) // 2
+    return y[n // 2 : n] + y[n : n + (n + 1) // 2]
 
 
 def _owned(

@@ -48,6 +48,7 @@ class Stopped(NamedTuple):
     diverged: bool
     lr: float | None  # a step size to begin anew with, where the algorithm has one
     remote: bool  # whether it was a deployment
+    probed: bool = True  # whether `fedsaddle probe` takes its problem
 
     def remedy(self, folder: Path) -> str:
         """How to go on from the last checkpoint, or to begin anew where the same round would diverge again."""
@@ -59,7 +60,8 @@ class Stopped(NamedTuple):
         if self.diverged and self.lr is not None:
             command = f"fedsaddle {'deploy run' if self.remote else 'run'} {file}"
             anew = f"{command} --set algorithm.lr={self.lr:g}"
-            return f"resuming would diverge again; begin anew: {anew}; fedsaddle probe {file} measures which steps suit"
+            probe = f"fedsaddle probe {file} measures which steps suit; or " if self.probed else ""
+            return f"resuming would diverge again; {probe}begin anew: {anew}"
         command = f"fedsaddle resume {folder}" if file.exists() else "fs.train(..., out=, resume=True)"
         return f"{command} goes on after round {self.round}"
 
@@ -184,6 +186,11 @@ class Folder:
             ) from None
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run, ended or not."""
+    return (folder / HISTORY).exists() or (folder / "result.json").exists()
+
+
 def unfinished(folder: Path) -> bool:
     """Whether a folder holds a run that was begun and has not ended."""
     return (folder / HISTORY).exists() and not (folder / "result.json").exists()
@@ -214,8 +221,12 @@ def read_result(folder: Path) -> Record:
 
 def auc_interval(result: Record) -> str:
     """Between what a run's test AUC may lie, as text; nothing where that is unknown."""
-    low, high = result.get("auc_interval") or (None, None)  # an older fedsaddle wrote none
-    return f"{low:.3f} to {high:.3f}" if low is not None else ""
+    ends = result.get("auc_interval")  # an older fedsaddle wrote none
+    return between(*ends) if ends else ""
+
+
+def between(low: float, high: float) -> str:
+    return f"{low:.3f} to {high:.3f}"
 
 
 def check_begun(folder: Path) -> None:

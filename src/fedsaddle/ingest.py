@@ -8,10 +8,9 @@ import gzip
 import lzma
 import math
 import os
-import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -20,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsaddle.errors import FedsaddleError, did_you_mean, optional_import
+from fedsaddle.errors import FedsaddleError, did_you_mean, optional_import, warn
 
 Array = npt.NDArray[Any]
 IntArray = npt.NDArray[np.int64]
@@ -30,9 +29,13 @@ SMALL_BYTES = 2**28  # of more than this there must be something to read:
 MOST_VALUES = 50  # of a column of text
 MOST_NAMED = 20  # columns with gaps
 MOST_EMPTY = 1000  # at most so many times the bytes that it is read from
+MOST_NEGATIVES = 4  # values named that count as negative
 MAX_TWINS = 1000  # columns of one name
 REGRESSION_LEVELS = 20  # float labels with more distinct fractions than this are a regression target
 IMPUTE = "drop or impute it before building the federation"
+UNLABELLED = "drop rows without a label, or label them"
+UNOWNED = "drop rows without a client, or name it"
+REPLACE = "replace it, or drop the row"
 FILL = 'give impute="median" to fill them, or drop the columns or the rows'
 FILL_BEFORE = 'build the federation with impute="median" to fill them, or drop the rows'
 MISSING = "missing"  # a text that is not there, where gaps are filled
@@ -56,6 +59,10 @@ class BadRow(FedsaddleError):
     def __init__(self, what: str, row: int, remedy: str = IMPUTE) -> None:
         super().__init__(f"{what}: {remedy}")
         self.what, self.row, self.remedy = what, row, remedy
+
+
+class BadArgument(FedsaddleError):
+    """An argument that the data do not fit; the message begins with its name, before which a config puts its section."""
 
 
 def short(values: Iterable[Any], most: int = 8) -> str:
@@ -169,6 +176,12 @@ def numeric_frame(frame: Any) -> Array:
         what = f"column {text[0]!r} is" if len(text) == 1 else f"columns {short(text)} are"
         remedy = f"one-hot encode with pandas.get_dummies(frame, columns={text[:8]!r})"
         raise FedsaddleError(f"{what} not numeric ({frame[text[0]].dtype}): {remedy}")
+    if objects := [
+        i for i, kind in enumerate(frame.dtypes) if kind == np.dtype(object)
+    ]:  # True, False and gaps
+        frame = frame.copy()
+        for i in objects:
+            frame.isetitem(i, frame.iloc[:, i].astype("boolean").astype("Float64"))
     values: Array = frame.to_numpy(dtype=np.float64, na_value=np.nan)
     return values
 
@@ -231,24 +244,49 @@ def one_hot(
             raise FedsaddleError(
                 f"column {c!r} is text in {has} and numbers in {has_not}: write it alike in all files"
             )
-        if (count := len(set[Any]().union(*given) - {None})) > MOST_VALUES:
-            raise FedsaddleError(
-                f"column {c!r} is text with {count} distinct values, at most {MOST_VALUES} can be features: "
-                "leave it out (drop), or group its values"
-            )
+        if len(set[Any]().union(*given) - {None}) > MOST_VALUES:
+            raise FedsaddleError(_of_many_values(frames))
         columns = [[MISSING if value is None else value for value in own] for own in given]
         distinct = sorted(set[str]().union(*columns))
         names += [f"{c}={value}" for value in distinct]
         code = {value: i for i, value in enumerate(distinct)}
         for block, own in zip(blocks, columns, strict=True):
             block.append(np.eye(len(distinct))[[code[value] for value in own]])
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise FedsaddleError(
+            f"two features are called {twice!r}, a column and a value of another: rename a column"
+        )
     return [
         np.concatenate([np.zeros((len(f), 0)), *b], axis=1) for b, f in zip(blocks, frames, strict=True)
     ], tuple(names)
 
 
+def _of_many_values(frames: Sequence[Any]) -> str:
+    """What to say of the columns of text that have more values than can be features; "" where there is none."""
+    counts: dict[Any, int] = {}
+    for c in dict.fromkeys(c for frame in frames for c in text_columns(frame)):
+        with suppress(FedsaddleError):  # where something else is wrong with it
+            values = set[Any]().union(*(_texts(frame[c], c) for frame in frames)) - {None}
+            if len(values) > MOST_VALUES:
+                counts[c] = len(values)
+    if not counts:
+        return ""
+    if len(counts) > 1:
+        said = ", ".join(f"{c!r} {n}" for c, n in counts.items())
+        return (
+            f"{len(counts)} columns are text with too many distinct values ({said}), at most {MOST_VALUES} can be features: "
+            "drop the columns, or group their values"
+        )
+    ((c, n),) = counts.items()
+    return (
+        f"column {c!r} is text with {n} distinct values, at most {MOST_VALUES} can be features: "
+        "drop the column, or group its values"
+    )
+
+
 def _check_gaps(frames: Sequence[Any], files: Sequence[Path | None], sep: str, remedy: str) -> None:
-    """Refuse missing values; names all columns that have some, and where the first is."""
+    """Refuse missing values; names all columns that have some, where the first is, and what is refused next."""
     counts = sum(frame.isna().sum() for frame in frames)
     if not counts.any():
         return
@@ -262,7 +300,12 @@ def _check_gaps(frames: Sequence[Any], files: Sequence[Path | None], sep: str, r
             row = int(absent[c].to_numpy().argmax())
             what = f"{len(found)} column{'s have' if len(found) > 1 else ' has'} gaps ({said} of {rows} rows)"
             with in_file(file, sep):
-                raise BadRow(f"{what}, the first in {c!r} at row {row}", row, remedy)
+                also = _of_many_values(frames)
+                raise BadRow(
+                    f"{what}, the first in {c!r} at row {row}",
+                    row,
+                    f"{remedy}; also {also}" if also else remedy,
+                )
 
 
 def _as_numbers(frame: Any, columns: set[Any]) -> Any:
@@ -291,13 +334,16 @@ def _as_trained(values: Array, found: Sequence[str], known: Sequence[str], colum
     return out
 
 
-def encoded(frame: Any, features: Sequence[str], gaps: bool = False) -> Array:
+def encoded(
+    frame: Any, features: Sequence[str], gaps: bool = False, remedy: str = "impute it as for training"
+) -> Array:
     """Rows of a DataFrame as the features of a trained model, named as `one_hot` names them.
 
     A value of text that training did not see is 0 in all columns of its feature, with a warning. Other columns are left out.
 
     Args:
         gaps: whether there may be some, as for `one_hot`.
+        remedy: for gaps where there may be none.
     """
     optional_import("pandas", "a DataFrame")
     out: list[Array] = []
@@ -309,7 +355,7 @@ def encoded(frame: Any, features: Sequence[str], gaps: bool = False) -> Array:
         c = name if name in frame.columns else max(of_text, key=len)
         absent = frame[c].isna().to_numpy()
         if not gaps:
-            check_present(column(frame[c], c), f"column {c!r}", "impute it as for training")
+            check_present(column(frame[c], c), f"column {c!r}", remedy)
         if c == name:
             values = np.full(len(frame), np.nan)
             if not absent.all():  # else of no type
@@ -327,9 +373,8 @@ def encoded(frame: Any, features: Sequence[str], gaps: bool = False) -> Array:
         if not known.all():
             values = frame[c][~known]
             new = dict.fromkeys(values.map(text_of).where(values.notna(), MISSING))
-            warnings.warn(
-                f"column {c!r}: training had no {short(new)}; {len(values)} of {len(frame)} rows count as none it had",
-                stacklevel=3,
+            warn(
+                f"column {c!r}: training had no {short(new)}; {len(values)} of {len(frame)} rows have 0 in all columns of it"
             )
     return np.stack(out, axis=1)
 
@@ -386,7 +431,7 @@ def in_file(file: Path | None, sep: str) -> Iterator[None]:
     try:
         with located(file, sep):
             yield
-    except BadRow:
+    except (BadRow, BadArgument):
         raise
     except FedsaddleError as error:
         raise FedsaddleError(f"{file.name}: {error}") from None
@@ -399,7 +444,7 @@ def check_finite(
 
     Args:
         columns: their names, if they have some.
-        remedy: for gaps.
+        remedy: for NaN.
     """
     if not tensor.is_floating_point() or torch.isfinite(tensor.sum()):  # a finite sum has finite terms only
         return
@@ -416,7 +461,7 @@ def check_finite(
         where += f", position {tuple(at)}"
     others = [columns[c] for c in bad[:, 1].unique().tolist()] if len(at) == 1 and columns else []
     more = f" (so have {len(others)} columns: {short(others)})" if len(others) > 1 else ""
-    raise BadRow(f"{name} has {what} at {where}{more}", row, remedy if what == "NaN" else IMPUTE)
+    raise BadRow(f"{name} has {what} at {where}{more}", row, remedy if what == "NaN" else REPLACE)
 
 
 def same_length(data: Mapping[str, Tensor]) -> int:
@@ -460,10 +505,17 @@ def missing(values: Array) -> npt.NDArray[np.bool_]:
 
 
 def check_present(values: Array, name: str, remedy: str = IMPUTE) -> None:
-    """Refuse a row without a value."""
+    """Refuse rows without a value."""
     if (absent := missing(values)).any():
-        row = int(absent.argmax())
-        raise BadRow(f"{name} has no value at row {row}", row, remedy)
+        row, n = int(absent.argmax()), int(absent.sum())
+        where = f"at row {row}" if n == 1 else f"in {n} of {len(values)} rows, the first at row {row}"
+        raise BadRow(f"{name} has no value {where}", row, remedy)
+
+
+def called(values: Any, kind: str, otherwise: str) -> str:
+    """`label 'died'` where the values are a frame's column, for messages."""
+    name = getattr(values, "name", None)
+    return otherwise if name is None else f"{kind} {name!r}"
 
 
 def levels(values: Array, name: str, remedy: str) -> tuple[tuple[str, ...], IntArray]:
@@ -479,9 +531,10 @@ def encode(
     y: Any, positive: Any, classes: Sequence[str] | None, task: str | None, dtype: torch.dtype
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Labels as class indices with their names, or as floats with no names."""
-    values = column(y, "y")
+    values, name = column(y, "y"), called(y, "label", "y")
     if len(values) == 0:
         raise FedsaddleError("y has no rows: give one label a sample")
+    check_present(values, name, UNLABELLED)
     if task == "regression" or (
         task is None and positive is None and classes is None and is_regression(values)
     ):
@@ -489,14 +542,18 @@ def encode(
             raise FedsaddleError(
                 f"positive={positive!r} has no meaning in regression: drop it, or task='regression'"
             )
-        target = as_tensor(values, "y").to(dtype)
-        check_finite(target, "y", ())
+        target = as_tensor(values, name).to(dtype)
+        check_finite(target, name, ())
         return target, ()
     if values.dtype.kind == "f" and np.isinf(values).any():
-        raise FedsaddleError(f"y has inf at row {int(np.isinf(values).argmax())}: {IMPUTE}")
-    texts, codes = levels(values, "y", IMPUTE)
+        row = int(np.isinf(values).argmax())
+        raise BadRow(f"{name} has inf at row {row}", row, REPLACE)
+    texts, codes = levels(values, name, UNLABELLED)
     if positive is not None:
-        return binary(texts, codes, positive)
+        found = binary(texts, codes, positive, name)
+        if name != "y":  # a column, whose values nobody may have looked at
+            _say_negatives(name, texts, codes, positive)
+        return found
     if classes is None:
         return torch.from_numpy(codes), texts
     names = tuple(map(str, classes))
@@ -509,7 +566,7 @@ def encode(
 
 def encode_as(y: Any, positive: Any, classes: tuple[str, ...], name: str) -> Tensor:
     """Labels of a test set as the indices of the training classes."""
-    texts, codes = levels(column(y, "y"), "y", IMPUTE)
+    texts, codes = levels(column(y, "y"), called(y, "label", "y"), UNLABELLED)
     if positive is not None:
         return binary(texts, codes, positive, must_occur=False)[0]
     for known in (classes, tuple(map(str, range(len(classes))))):
@@ -531,8 +588,24 @@ def positives(positive: Any, texts: Sequence[str]) -> dict[str, Any]:
     return {text_of(bool(v) if boolean and not isinstance(v, str) else v): v for v in wanted}
 
 
+def _say_negatives(name: str, texts: tuple[str, ...], codes: IntArray, positive: Any) -> None:
+    """Warn where several values are negative: one may be a slip of the pen."""
+    counts, yes = dict(zip(texts, np.bincount(codes).tolist(), strict=True)), positives(positive, texts)
+    rest = sorted((text for text in texts if text not in yes), key=lambda text: -counts[text])
+    if len(rest) < 2:
+        return
+    said = [f"{text!r} ({counts[text]}{' rows' * (i == 0)})" for i, text in enumerate(rest)]
+    if len(said) > MOST_NEGATIVES:
+        others = sum(counts[text] for text in rest[MOST_NEGATIVES:])
+        said = [*said[:MOST_NEGATIVES], f"{len(rest) - MOST_NEGATIVES} others ({others})"]
+    warn(
+        f"{name}: {', '.join(said[:-1])} and {said[-1]} count as negative; if that is not meant, correct or drop "
+        "these rows, or list more values in positive"
+    )
+
+
 def binary(
-    texts: tuple[str, ...], codes: IntArray, positive: Any, must_occur: bool = True
+    texts: tuple[str, ...], codes: IntArray, positive: Any, name: str = "y", must_occur: bool = True
 ) -> tuple[Tensor, tuple[str, ...]]:
     """One-against-rest labels: 1 where the label is (one of) `positive`."""
     hits = set()
@@ -540,7 +613,7 @@ def binary(
         if text in texts:
             hits.add(texts.index(text))
         elif must_occur:
-            raise FedsaddleError(f"positive={value!r} never occurs in y: choose from {short(texts)}")
+            raise BadArgument(f"positive={value!r} never occurs in {name}: choose from {short(texts)}")
     rest = [text for i, text in enumerate(texts) if i not in hits]
     names = (rest[0] if len(rest) == 1 else "rest", texts[min(hits)] if len(hits) == 1 else "positive")
     return torch.from_numpy(np.isin(codes, sorted(hits)).astype(np.int64)), names
@@ -565,7 +638,7 @@ def grouping(clients: Any, n: int, names: tuple[str, ...] | None) -> tuple[Array
     labels = column(clients, "clients")
     if len(labels) != n:
         raise FedsaddleError(f"clients has {len(labels)} labels for {n} rows: give one label a row")
-    texts, codes = levels(labels, "clients", "drop that row or name its client")
+    texts, codes = levels(labels, called(clients, "group", "clients"), UNOWNED)
     if names is not None:  # a test set: the training clients, in their order
         place = {name: i for i, name in enumerate(names)}
         if alien := [text for text in texts if text not in place]:
@@ -623,6 +696,11 @@ def check_clients(names: tuple[str, ...], sizes: Array) -> None:
 
 def no_column(where: str, name: str, columns: Iterable[Any]) -> str:
     """What to say of a column that is not there."""
+    columns = list(columns)
+    between = next((sep for sep in ";\t|" if len(columns) == 1 and sep in str(columns[0])), None)
+    if between is not None:
+        asked = f"is {between!r} between its columns? set sep, or write it as the others"
+        return f"{where} has no column {name!r}: it has {short(columns)}; {asked}"
     hint = did_you_mean(name, map(str, columns))
     return f"{where} has no column {name!r}: {hint and f'{hint} '}it has {short(columns)}"
 
@@ -635,10 +713,23 @@ def columns_of(
         features = [c for c in frame.columns if c not in (group, label, *drop)]
     elif both := [c for c in features if c in drop]:
         raise FedsaddleError(f"column {both[0]!r} is in features and in drop: remove it from one of them")
-    for name in (group, *([] if label is None else [label]), *features, *drop):
-        if name not in frame.columns:
-            raise FedsaddleError(no_column("the frame", name, frame.columns))
+    _check_columns(
+        "the table",
+        frame,
+        group=[group],
+        label=[] if label is None else [label],
+        features=features,
+        drop=drop,
+    )
     return frame[list(features)], None if label is None else frame[label], frame[group]
+
+
+def _check_columns(where: str, frame: Any, **wanted: Sequence[str]) -> None:
+    """Refuse columns that are not there, by the argument that names them."""
+    for argument, names in wanted.items():
+        for name in names:
+            if name not in frame.columns:
+                raise BadArgument(f"{argument}: {no_column(where, name, frame.columns)}")
 
 
 class _Table(NamedTuple):
@@ -654,8 +745,8 @@ def read_files(
     sep: str = ",",
     gaps: bool = False,
     decimal: str = ".",
-) -> tuple[Array, Array, list[IntArray], list[str], tuple[str, ...]]:
-    """x, y, the rows of each file, the client that each file names, and the names of x's columns.
+) -> tuple[Array, Any, list[IntArray], list[str], tuple[str, ...]]:
+    """x, y (of tables a Series), the rows of each file, the client that each file names, and the names of x's columns.
 
     Args:
         gaps: whether x may have them, as for `one_hot`.
@@ -674,9 +765,11 @@ def read_files(
     for file, x, y in zip(files, xs, ys, strict=True):
         with located(file, sep):
             check_finite(as_tensor(x, "x"), "x", columns, gaps, FILL)
-            check_present(y, "y")
-    ends = np.cumsum([len(x) for x in xs])
-    return np.concatenate(xs), np.concatenate(ys), np.split(np.arange(ends[-1]), ends[:-1]), names, columns
+            check_present(y, f"label {label!r}" if columns else "y", UNLABELLED)
+    ends, y = np.cumsum([len(x) for x in xs]), np.concatenate(ys)
+    if columns:
+        y = optional_import("pandas", "a table").Series(y, name=label, dtype=y.dtype)  # messages name it
+    return np.concatenate(xs), y, np.split(np.arange(ends[-1]), ends[:-1]), names, columns
 
 
 def expand(paths: Any) -> list[Path]:
@@ -889,9 +982,7 @@ def _read_file(file: Path, label: str | None, drop: Sequence[str], sep: str, dec
         raise FedsaddleError(
             f"{file} is a table: name its label column with label=, one of {short(frame.columns)}"
         )
-    for name in (label, *drop):
-        if name not in frame.columns:
-            raise FedsaddleError(no_column(str(file), name, frame.columns))
+    _check_columns(str(file), frame, label=[label], drop=drop)
     features = frame.drop(columns=[label, *drop])
     return _Table(features, frame[label], tuple(map(str, features.columns)))
 

@@ -20,6 +20,18 @@ class Kind(StrEnum):
     grids = "grids"
 
 
+ABOUT = {  # a line on each
+    Kind.algorithms: "how it is learned, such as codasca",
+    Kind.problems: "what is learned, such as auc",
+    Kind.models: "what is trained, such as linear",
+    Kind.datasets: "public and made-up data to try things on",
+    Kind.partitions: "ways to deal a data set to clients",
+    Kind.transforms: "changes to the training data, such as flipped labels",
+    Kind.participation: "which clients take part in a round",
+    Kind.engines: "what computes the clients' work",
+    Kind.experiments: "papers' experiments, for fedsaddle reproduce",
+    Kind.grids: "hyper-parameters to try, for fedsaddle sweep",
+}
 SECTION = {  # of a config, where a kind's names and parameters go
     Kind.algorithms: "algorithm",
     Kind.problems: "problem",

@@ -53,10 +53,12 @@ def auc(scores: Tensor, positive: Tensor) -> float:
 def auc_interval(scores: Tensor, positive: Tensor) -> Interval | None:
     """95 % confidence interval of the AUC of these samples [n], by DeLong et al. 1988, on the logit scale.
 
-    It says what other test samples of the same kind might have given, not what another training run might. None with fewer
-    than two samples of a class, where the classes do not overlap, and where all scores are equal or one is NaN.
+    Of several runs' scores of the same samples [k, n] it is that of their mean AUC. It says what other test samples of the
+    same kind might have given, not what another training run might. None with fewer than two samples of a class, where the
+    classes do not overlap, and where all scores are equal or one is NaN.
     """
-    value, error = _delong(scores.double().unsqueeze(0), positive, [1.0])
+    scores = torch.atleast_2d(scores).double()
+    value, error = _delong(scores, positive, [1 / len(scores)] * len(scores))
     if not 0.0 < value < 1.0 or not error > 0.0:
         return None
     at, width = math.log(value / (1 - value)), _QUANTILE * error / (value * (1 - value))

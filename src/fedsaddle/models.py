@@ -6,7 +6,6 @@ A GroupNorm layer has the largest number of groups that divides its channels and
 """
 
 import copy
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -19,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, nearest_or_all
 
 __all__ = ["CNN", "MLP", "MODELS", "DenseNet121", "Linear", "ResNet18", "build", "check", "group_norm"]
 
@@ -185,9 +184,7 @@ def build(name: str, sample_shape: Sequence[int], outputs: int = 1, **options: o
         torch.Size([5, 1])
     """
     if name not in MODELS:
-        nearest = difflib.get_close_matches(name.lower(), MODELS, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise FedsaddleError(f"model must be one of {', '.join(MODELS)}, got {name!r}{hint}")
+        raise FedsaddleError(f"model {name!r} is unknown; {nearest_or_all(name, MODELS)}")
     arguments = inspect.signature(MODELS[name]).parameters
     derived = _derived(name, tuple(sample_shape), arguments)
     valid = [key for key in arguments if key not in derived and key != "outputs"]

@@ -32,6 +32,7 @@ from fedsaddle.ingest import (
     levels,
     located,
     no_column,
+    numeric_frame,
     read_frame,
     short,
     text_columns,
@@ -206,7 +207,18 @@ def project(folder: Path, wanted: Wanted, script: bool = False, terminal: bool |
 def _encoded(federation: Any, texts: Sequence[str]) -> list[str]:
     """A word on columns of text, which are features of 0 and 1."""
     features = [name for name in federation.feature_names if name.startswith(tuple(f"{c}=" for c in texts))]
-    return [f"  {short(texts)}: {len(features)} features of 0 and 1, one for each text"] if features else []
+    said = [f"  {short(texts)}: {len(features)} features of 0 and 1, one for each text"] if features else []
+    for c in texts:
+        values = [name[len(c) + 1 :] for name in features if name.startswith(f"{c}=")]
+        alike: dict[str, list[str]] = {}
+        for value in values:
+            alike.setdefault(" ".join(value.casefold().split()), []).append(value)
+        said += [
+            f"  {c!r}: {short(same)} differ in case or blanks alone, and are features of their own; write them alike"
+            for same in alike.values()
+            if len(same) > 1
+        ]
+    return said
 
 
 def _alike(federation: Any, aim: Aim) -> list[str]:
@@ -335,9 +347,26 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     stored = _as_stored(frame[label], positive)
     kept = [name for name in left.columns if name in texts]
     guessed = group is not None and wanted.site is None and not ask.terminal
+    tails = _tails(left[[name for name in left.columns if name not in texts]])
     return _source(
-        path, folder, sep, decimal, label, group, guessed, stored, dropped, filled, len(files), kept
-    )
+        path, folder, sep, decimal, label, group, guessed, stored, dropped, filled, len(files), kept, tails,
+        bool((frame[label] == stored).mean() > 0.5),
+    )  # fmt: skip
+
+
+def _tails(frame: Any) -> dict[str, str]:
+    """Columns of numbers with a long tail, and how long."""
+    import torch
+
+    from fedsaddle.federation import long_tails
+
+    if frame.shape[1] == 0:
+        return {}
+    x = torch.from_numpy(numeric_frame(frame))
+    found = long_tails(torch.where(x.isnan(), x.nanmedian(0).values, x))
+    return {
+        frame.columns[i]: f"values up to {far:.0f} times its usual spread from the median" for i, far in found
+    }
 
 
 def _source(
@@ -353,6 +382,8 @@ def _source(
     filled: dict[str, str],
     files: int,
     texts: Sequence[str],
+    tails: dict[str, str],
+    common: bool,  # the positive value
 ) -> Source:
     place = _relative(path, folder)
     data: list[tuple[str, Any, str]] = [
@@ -377,7 +408,12 @@ def _source(
     if filled:
         told = [f"{to_value(name)}: {how}" for name, how in filled.items()]
         data.append(("impute", "median", "\n".join(["of the training rows:", *told])))
-    data.append(("scale", "standard", "mean 0 and deviation 1 in every column"))
+    scale = "log" if tails else "standard"
+    told = [f"{to_value(name)}: {how}" for name, how in tails.items()]
+    log = "mean 0 and deviation 1, of sign(x) log(1 + |x|) in every column:"
+    data.append(
+        ("scale", scale, "\n".join([log, *told]) if tails else "mean 0 and deviation 1 in every column")
+    )
     data.append(("test", 0.25, "each site holds out a quarter of its samples"))
     data.append(("seed", 0, "which samples these are; train.seed below is that of training"))
     columns = {"label": label, "positive": positive} | ({"drop": list(dropped)} if dropped else {})
@@ -390,13 +426,15 @@ def _source(
     else:
         python = ""
         made = _called_with("fs.Federation.from_files", [f"str(HERE / {_python(place)})"], columns | between)
-    python += f'federation = {made}\nfederation = federation.holdout(0.25).scaled("standard")'
+    python += f'federation = {made}\nfederation = federation.holdout(0.25).scaled("{scale}")'
     who = f"sites by {group!r}" if group else f"{files} files, each a site"
     who += " (a guess; --site COLUMN chooses)" if guessed else ""
-    words = [f"{path}: {who}; predicts {label!r}, positive is {positive!r}"]
+    often = " (most rows have it)" if common else ""
+    words = [f"{path}: {who}; predicts {label!r}, positive is {positive!r}{often}"]
     words += [f"  numbers have a decimal {decimal!r}"] if decimal != "." else []
     words += [f"  {name!r} is dropped: {why}" for name, why in dropped.items()]
     words += [f"  {name!r} is kept: {how}" for name, how in filled.items()]
+    words += [f'  {name!r} has a long tail, {how}: scale = "log"' for name, how in tails.items()]
     return Source(data, [], python, words, texts)
 
 
@@ -678,8 +716,8 @@ def _config_text(name: str, folder: Path, source: Source, aim: Aim, key: str, mo
     problem = [(k, v, about.get(k, "")) for k, v in aim.problem.items()]
     comments = {"name": f"{aim.how}; fedsaddle show {aim.algorithm['name']}"}
     comments |= {
-        "lr": "step size: halve it if a run diverges",
-        "tau": "step size: halve it if a run diverges",
+        "lr": "step size: halve it if a run diverges, or its curves jump",
+        "tau": "step size: halve it if a run diverges, or its curves jump",
     }
     comments |= {"local_steps": "of each site between two rounds"}
     comments |= {"weights": 'sites count by their samples; "clients" (and p = "client_mean"): each as one'}

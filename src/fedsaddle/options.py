@@ -20,7 +20,12 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=C", help="Override a key: algorithm.lr=0.05; may be repeated."),
 ]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="A new folder; runs/NAME unless given.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="A new folder; else runs/NAME, or runs/NAME-2 if that is there, which is kept."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the folder.")]
 Track = Annotated[
     list[str] | None,

@@ -7,7 +7,7 @@ A page works offline: plotly.js is inlined once and a content security policy fo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -103,10 +103,17 @@ def pairs(rows: Iterable[tuple[str, str]], kind: str = "pairs") -> str:
     return f"<table class='{kind}'><tbody>{body}</tbody></table>"
 
 
-def table(kind: str, head: Iterable[str], rows: Iterable[str]) -> str:
+def table(kind: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows of cells as HTML; each knows its head, which stands beside it on a narrow screen."""
     cells = "".join(f"<th scope='col'>{escape(h)}</th>" for h in head)
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f"<div class='scroll'><table class='{kind}'><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>"
+    body = ""
+    for row in rows:
+        known = (
+            cell.replace("<td", f"<td data-head='{escape(h)}'", 1) for h, cell in zip(head, row, strict=True)
+        )
+        body += f"<tr>{''.join(known)}</tr>"
+    body = f"<thead><tr>{cells}</tr></thead><tbody>{body}</tbody>"
+    return f"<div class='scroll'><table class='rows {kind}'>{body}</table></div>"
 
 
 def laid_out(cards: Iterable[Card | None]) -> str:

@@ -8,7 +8,6 @@ docstring says what it drops, loses no row.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, nearest_or_all
 from fedsaddle.federation import Federation
 from fedsaddle.ingest import levels
 
@@ -434,11 +433,8 @@ def transform(name: str, federation: Federation, seed: int = 0, **options: Any) 
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> FedsaddleError:
-    """The error for a name that does not exist, with the nearest one that does."""
-    names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return FedsaddleError(f"{kind} {name!r} is unknown: {hint}known are {', '.join(names) or 'none'}")
+    """The error for a name that does not exist, with the nearest one that does, or all."""
+    return FedsaddleError(f"{kind} {name!r} is unknown: {nearest_or_all(str(name), known)}")
 
 
 def check_options(

@@ -201,8 +201,10 @@ class Report:
         if self.lr is not None:
             mine = f"; lr = {number(self.lr)} is {_against(self.lr / stable, 'that')}"
         lines += _filled(f"Largest step that is usually stable: about 1/L = {number(stable)}{mine}.")
-        tries = ", ".join(number(stable / k) for k in (1, 3, 10))
-        lines += _filled(f"A sweep may start with algorithm.lr = [{tries}].")
+        tries = ", ".join(number(stable / k) for k in (1, 3, 10, 30, 100))
+        lines += _filled(
+            f"A sweep may start with algorithm.lr = [{tries}]; with minibatches the best is often far below 1/L."
+        )
         if not math.isinf(c.mu) and max(c.L_1, c.L_2) < c.L_12:
             smaller = f", down to mu/L^2 = {number(c.mu / c.L**2)}" if c.mu > 0 else ""
             lines += _filled(

@@ -5,20 +5,76 @@ from __future__ import annotations
 from typing import Any
 
 _FEW = 10  # samples of a class; with fewer an AUC says little
+_SWING = 0.03  # of an AUC or accuracy from one late evaluation to another; more is said
+_RISE = 0.01
+_HARDLY = 0.7  # of the gradient that a run began with; with more it is not at its end
 
 
 def remarks(result: dict[str, Any]) -> list[str]:
     """Of a result.json, whose keys of later versions may be missing."""
-    return [*of_training(result), *_of_clients(result), *_of_accuracy(result)]
+    return [*of_training(result), *_of_chance(result), *_of_clients(result), *_of_accuracy(result)]
 
 
 def of_training(result: dict[str, Any]) -> list[str]:
-    """Whether training has made the model worse."""
-    first, last = result.get("loss_at_start"), result["metrics"].get("loss")
-    if first is None or last is None or last <= first + 0.01 * abs(first):
+    """Whether training has made the model worse, or was not at its end."""
+    for key, words in (("loss", "training loss"), ("phi", "objective phi")):
+        first = result.get(f"{key}_at_start")
+        if first is None or key not in result["metrics"]:
+            continue
+        last = result["metrics"][key]
+        if last is None:
+            return [f"The {words} ended at no finite number: a smaller step may help."]
+        if last > first + 0.01 * abs(first):
+            began = f"above the {first:.4g} it began with"
+            return [f"The {words} ended at {last:.4g}, {began}: a smaller step may help."]
+    return _of_course(result) or _of_gradient(
+        result.get("grad_phi_at_start"), result["metrics"].get("grad_phi")
+    )
+
+
+def _of_gradient(first: float | None, last: float | None) -> list[str]:
+    """Whether the gradient of phi has hardly fallen."""
+    if not first or last is None or last < _HARDLY * first:
         return []
-    began = f"above the {first:.4g} it began with"
-    return [f"The training loss ended at {last:.4g}, {began}: a smaller step may help."]
+    share = f"The gradient of phi is still {100 * last / first:.0f} % of what it began with"
+    return [f"{share}: more rounds, or a {'larger' if last <= first else 'smaller'} step, may help."]
+
+
+def _of_course(result: dict[str, Any]) -> list[str]:
+    """Whether the last evaluations jump, fall, or still rise, by more than a few test samples do."""
+    if (course := result.get("course")) is None:
+        return []
+    values, half = course["values"], len(course["values"]) // 2
+    low, high = min(values), max(values)
+    rise = sum(values[half:]) / len(values[half:]) - sum(values[:half]) / half
+    first, last = course["rounds"][0], course["rounds"][-1]
+    name = {"auc": "AUC"}.get(course["metric"], course["metric"])
+    lay = f"From round {first} to {last} the {name} lay between {low:.4f} and {high:.4f}"
+    steady, grain = abs(rise) > (high - low) / 3, _grain(result)
+    if steady and rise > 0 and high - low > max(_RISE, 2 * grain) and high > course["before"]:
+        return [f"{lay}, and it still rises: more rounds may help."]
+    if high - low > max(_SWING, 2 * grain) and (rise < 0 or not steady):
+        falls = "it falls, and fewer rounds or a smaller step may help"
+        return [f"{lay}: {falls if steady else 'it jumps, and a smaller step may settle it'}."]
+    return []
+
+
+def _grain(result: dict[str, Any]) -> float:
+    """How much one test sample can change an AUC or accuracy."""
+    counts = result.get("test_class_counts")
+    if not counts:
+        return 0.0
+    totals = [sum(column) for column in zip(*counts, strict=True)]
+    count: int = sum(totals) if result["course"]["metric"] == "accuracy" else min(totals)
+    return 1 / max(1, count)
+
+
+def _of_chance(result: dict[str, Any]) -> list[str]:
+    low, high = result.get("auc_interval") or (1.0, 1.0)
+    if not low <= 0.5 <= high:
+        return []
+    interval = f"The interval of the test AUC, {low:.3f} to {high:.3f}, contains 0.5"
+    return [f"{interval}: the model may rank no better than chance."]
 
 
 def _of_clients(result: dict[str, Any]) -> list[str]:

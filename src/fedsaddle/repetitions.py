@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,16 +28,23 @@ def grouped(results: Mapping[Path, dict[str, Any]]) -> tuple[dict[str, list[Path
         first = runs.setdefault(result["config"]["train"].get("seed"), folder)
         if first is not folder:
             twins[folder] = first
-    short = {folder: folder.resolve().name for folder in results}
-    if len(set(short.values())) < len(short):
-        short = {folder: str(folder) for folder in results}
-    named: dict[str, list[Path]] = {}
+    short = named(results)
+    rows: dict[str, list[Path]] = {}
     for runs in alike.values():
         own = list(runs.values())
         names = [short[folder] for folder in own]
         label = names[0] if len(own) == 1 else f"{_stem(names)} ({len(own)} seeds)"
-        named[label if label not in named else f"{label}, {names[0]}"] = own
-    return named, twins
+        rows[label if label not in rows else f"{label}, {names[0]}"] = own
+    return rows, twins
+
+
+def named(folders: Iterable[Path]) -> dict[Path, str]:
+    """Folders with their last name, and as many parents as it takes to tell them apart."""
+    parts = {folder: folder.resolve().parts for folder in folders}
+    depth = 1
+    while len({p[-depth:] for p in parts.values()}) < len(set(parts.values())):
+        depth += 1
+    return {folder: "/".join(p[-depth:]) for folder, p in parts.items()}
 
 
 def _described(folder: Path, result: dict[str, Any]) -> str:

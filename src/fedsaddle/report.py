@@ -17,6 +17,7 @@ import numpy as np
 
 from fedsaddle import figures, page, scores
 from fedsaddle.citing import of_result
+from fedsaddle.compare import notices
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.export import read_weights
 from fedsaddle.figures import LABELS, RESIDUALS, Group, Run, base, curves, finite, label, plural
@@ -25,6 +26,8 @@ from fedsaddle.metrics import Interval
 from fedsaddle.parse import from_json, from_toml
 from fedsaddle.progress import human_bytes
 from fedsaddle.remarks import remarks
+from fedsaddle.repetitions import named
+from fedsaddle.scores import Compared
 from fedsaddle.train import Record
 
 __all__ = ["curves", "write_comparison", "write_report"]
@@ -44,6 +47,10 @@ NOTES = {
 }
 
 
+_DOUBTS = {  # columns, by what a remark says
+    "worst and best 20 %": ("_worst20", "_best20", "_gini"),
+    "Always answering": ("accuracy",),
+}
 _MOST_CLIENTS, _SHOWN_CLIENTS = 500, 12  # in a table, and in one that is open
 
 WORDS: list[tuple[str, str, tuple[str, ...]]] = [  # word, meaning, and the metrics with which it is shown
@@ -52,11 +59,13 @@ WORDS: list[tuple[str, str, tuple[str, ...]]] = [  # word, meaning, and the metr
      "message down and an answer up", ()),
     ("AUC", "the share of pairs of a positive and a negative sample that the model ranks rightly; 0.5 is chance",
      ("auc", "train_auc")),
+    ("Mean over clients", "the mean of the clients' own values, in which each counts once, whatever its number of samples",
+     ("auc_clients", "accuracy_clients")),
     ("Worst 20 %, best 20 %", "the mean over the fifth of the clients, at least one, with the lowest or highest value",
      ("auc_worst20", "accuracy_worst20")),
     ("Gini coefficient", "how unequal clients are: 0 where all have the same value, near 1 where one has nearly all",
      ("auc_gini", "accuracy_gini")),
-    ("Clients with one class", "they have only positives or only negatives to be tested on, so they have no AUC",
+    ("Single-class clients", "they have only positives or only negatives to be tested on, so they have no AUC",
      ("single_class_clients",)),
     ("Objective phi", "what training lowers: the min-max objective with the dual variable at its best; its gradient is 0 "
      "at a solution", ("phi",)),
@@ -78,7 +87,7 @@ def write_report(run_dir: Folder) -> Path:
         _each_client(run, main),
         _communication(run),
         _settings(run),
-        _words(run),
+        _words([run]),
         *_sources(groups),
     ]
     lead = ""
@@ -99,7 +108,7 @@ def write_comparison(
     out: Folder,
     *,
     note: str = "",
-    behind: Sequence[Interval | None] | None = None,
+    compared: Compared | None = None,
 ) -> Path:
     """Write one page that compares runs, and return its path.
 
@@ -108,37 +117,43 @@ def write_comparison(
             repeated, such as over seeds; it is shown by its mean and standard deviation.
         out: the HTML file to write.
         note: what a reader should know, shown at the top.
-        behind: how far each row is behind the best on the same test samples (`scores.differences`), if that was computed
-            already; empty where it cannot be.
+        compared: the rows' test AUCs sample by sample (`scores.compared`), if that was computed already.
 
     Example:
         >>> write_comparison({"CODASCA": ["runs/c-0", "runs/c-1"], "CODA+": "runs/p"}, "out.html")  # doctest: +SKIP
     """
-    named = run_dirs if isinstance(run_dirs, Mapping) else _named([Path(d) for d in run_dirs])
-    if not named:
+    if not run_dirs:
         raise FedsaddleError("write_comparison: give at least one run folder, got none")
+    if not isinstance(run_dirs, Mapping):
+        run_dirs = {name: folder for folder, name in named(map(Path, run_dirs)).items()}
     folders = {name: [Path(f) for f in ([given] if isinstance(given, str | os.PathLike) else given)]
-               for name, given in named.items()}  # fmt: skip
+               for name, given in run_dirs.items()}  # fmt: skip
     groups = []
     for i, (name, own) in enumerate(folders.items()):
         if not own:
             raise FedsaddleError(f"write_comparison: {name!r} has no run folder; give at least one")
         groups.append(Group(name, i, [_read(f) for f in own]))
     main = figures.main_metric(groups)
-    if behind is None and main == "auc":
-        behind, _ = scores.differences(list(folders.values()))
+    results = {
+        g.name: dict(zip(folders[g.name], [run.result for run in g.runs], strict=True)) for g in groups
+    }
+    if compared is None:
+        compared = scores.compared(list(results.values())) if main == "auc" else Compared([], None, "")
     cards = [
-        _table_of_runs(groups, main, behind),
+        _table_of_runs(groups, main, compared),
         *_figures(groups, main),
         _differences(groups),
+        _words([run for g in groups for run in g.runs]),
         *_sources(groups),
     ]
-    runs = sum(len(g.runs) for g in groups)
+    n = sum(len(g.runs) for g in groups)
     title = " · ".join(g.name for g in groups) if len(groups) <= 4 else f"{len(groups)} runs compared"
-    facts = [plural(runs, "run")]
-    facts += ["numbers are means ± standard deviation over repetitions"] if runs > len(groups) else []
+    facts = [plural(n, "run")]
+    facts += ["numbers are means ± standard deviation over repetitions"] if n > len(groups) else []
     facts += _common_facts(groups)
-    return page.write(Path(out), title, "Comparison", facts, page.element("p", note, "lead"), cards)
+    lead = page.element("p", note, "lead")
+    lead += "".join(page.element("p", said, "warning") for said in notices(results))
+    return page.write(Path(out), title, "Comparison", facts, lead, cards)
 
 
 # ---------------------------------------------------------------------------------------------- reading runs
@@ -164,15 +179,6 @@ def _read(folder: Path) -> Run:
         from_json(result.read_bytes()) if result.is_file() else {},
         config.read_text(encoding="utf-8") if config.is_file() else "",
     )
-
-
-def _named(folders: list[Path]) -> dict[str, Path]:
-    """Folders by their last name, with as many parents as it takes to tell them apart."""
-    parts = [f.resolve().parts for f in folders]
-    depth = 1
-    while len({p[-depth:] for p in parts}) < len(set(parts)):
-        depth += 1
-    return {"/".join(p[-depth:]): f for p, f in zip(parts, folders, strict=True)}
 
 
 # ---------------------------------------------------------------------------------------------- cards
@@ -233,6 +239,13 @@ def _key_numbers(run: Run) -> page.Card:
     rows = [
         (escape(label(k)) + page.element("small", notes.get(k, "")), _number(k, v)) for k, v in known.items()
     ]
+    if course := run.result.get("course"):
+        k, values = course["metric"], course["values"]
+        late = f"rounds {course['rounds'][0]} to {course['rounds'][-1]}"
+        ends = f"{_number(k, min(values))} to {_number(k, max(values))}"
+        rows.insert(
+            1, (f"{escape(label(k))}, last {len(values)} evaluations" + page.element("small", late), ends)
+        )
     return page.Card("numbers", "All numbers", page.pairs(rows, "pairs columns"), wide=True)
 
 
@@ -254,7 +267,7 @@ def _each_client(run: Run, main: str) -> page.Card | None:
             columns.append((title + of_class, [f"{row[counted]:,}" for row in counts]))
     columns.append((figures.unit(main), ["–" if v is None else _number(main, v) for v in values]))
     rows = [
-        f"<th scope='row'>{escape(name)}</th>" + "".join(f"<td>{cells[i]}</td>" for _, cells in columns)
+        [f"<th scope='row'>{escape(name)}</th>", *(f"<td>{cells[i]}</td>" for _, cells in columns)]
         for i, name in enumerate(names)
     ]
     body = page.table("clients", ["Client", *(title for title, _ in columns)], rows)
@@ -263,27 +276,31 @@ def _each_client(run: Run, main: str) -> page.Card | None:
     return page.Card("each", "Each client in numbers", body, wide=True)
 
 
-def _words(run: Run) -> page.Card:
+def _words(runs: Sequence[Run]) -> page.Card:
     """What the words on this page mean, of those that are on it."""
     known = [
         (escape(word), escape(text))
         for word, text, keys in WORDS
-        if not keys or any(k in run.final for k in keys)
+        if not keys or any(k in run.final for run in runs for k in keys)
     ]
     return page.Card("words", "What the words mean", page.pairs(known, "pairs words"))
 
 
-def _table_of_runs(groups: list[Group], main: str, behind: Sequence[Interval | None] | None) -> page.Card:
+def _table_of_runs(groups: list[Group], main: str, compared: Compared) -> page.Card:
+    sure, behind = compared.sure, compared.behind
     qualities = {
         main: label(main), f"{base(main)}_clients": "Mean over clients", f"{base(main)}_worst20": "Worst 20\u00a0%",
         f"{base(main)}_best20": "Best 20\u00a0%", f"{base(main)}_gini": "Gini",
     }  # fmt: skip
     wanted = qualities | {
-        "single_class_clients": "Single-class clients", "round": "Rounds", "phases": "Phases", "bytes_down": "Down",
-        "bytes_up": "Up", "seconds": "Time",
+        "single_class_clients": "Single-class clients", "round": "Rounds", "phases": "Phases",
+        "bytes_down": "Down, up", "seconds": "Time",
     }  # fmt: skip
     keys = [k for k in wanted if any(g.values(k) for g in groups)]
+    if all(g.values("phases") == g.values("round") for g in groups):  # one a round, as of most methods
+        keys = [k for k in keys if k != "phases"]
     best = {k: _best(k, [g.values(k) for g in groups]) for k in keys if k in qualities}
+    best = {k: None if i is None or _doubted(k, groups[i]) else i for k, i in best.items()}
     if behind and not all(
         by is None or by.low > 0 for by in behind
     ):  # other test samples might tell otherwise
@@ -293,8 +310,10 @@ def _table_of_runs(groups: list[Group], main: str, behind: Sequence[Interval | N
         cells = []
         for i, g in enumerate(groups):
             cell = _mean_and_spread(k, g.values(k), k in qualities)
-            if k == "auc" and len(g.runs) == 1:
-                cell += page.element("small", auc_interval(g.runs[0].result))
+            if k == "auc" and sure:
+                cell += page.element("small", sure[i])
+            if k == "bytes_down":
+                cell += page.element("small", _mean_and_spread("bytes_up", g.values("bytes_up"), False))
             cells.append(f"<td class='best'>{cell}</td>" if best.get(k) == i else f"<td>{cell}</td>")
         columns.append((wanted[k], cells))
         if k == main and behind:
@@ -310,26 +329,26 @@ def _table_of_runs(groups: list[Group], main: str, behind: Sequence[Interval | N
             + escape(g.name)
             + page.element("small", ", ".join(filter(None, what)))
         )
-        rows.append(f"<th scope='row'>{method}</th>" + "".join(cells[i] for _, cells in columns))
+        rows.append([f"<th scope='row'>{method}</th>", *(cells[i] for _, cells in columns)])
     table = page.table("runs", ["Method", *(head for head, _ in columns)], rows)
     note = (
         "In bold: the best mean, where every row has two runs or more and it is ahead of the second by more than the "
-        "larger of their two standard deviations; of test AUC also only where all intervals of the others are above 0."
+        "larger of their two standard deviations, and no notice above doubts it; of test AUC also only where all intervals "
+        "of the others are above 0."
     )
     note += " Here none is." if all(i is None for i in best.values()) else ""
-    if any(auc_interval(g.runs[0].result) and len(g.runs) == 1 for g in groups):
+    note = note * (len(groups) > 1)
+    if any(sure):
         note += (
-            " Below the AUC of a single run: its 95\u00a0% confidence interval over the choice of test samples (DeLong), "
-            "not over training runs."
+            " Below an AUC, or the mean of repetitions: its 95\u00a0% confidence interval over the choice of test samples "
+            "(DeLong), not over training runs."
         )
     if behind:
         note += (
             " Behind the best: the difference on the same test samples, with its 95\u00a0% interval over their choice "
             "(paired), not over seeds."
         )
-    return page.Card(
-        "runs", "Results", table + page.element("p", note * (len(groups) > 1), "note"), wide=True
-    )
+    return page.Card("runs", "Results", table + page.element("p", note.strip(), "note"), wide=True)
 
 
 def _behind(by: Interval | None) -> str:
@@ -347,6 +366,12 @@ def _best(key: str, values: list[list[float]]) -> int | None:
     return first if ahead and _number(key, means[first]) != _number(key, means[second]) else None
 
 
+def _doubted(key: str, group: Group) -> bool:
+    """Whether a remark on a row's runs makes its value a poor reason to prefer it."""
+    said = [text for run in group.runs if run.result for text in remarks(run.result)]
+    return any(words in text and key.endswith(ends) for words, ends in _DOUBTS.items() for text in said)
+
+
 def _communication(run: Run) -> page.Card | None:
     if not run.result:
         return None
@@ -355,10 +380,10 @@ def _communication(run: Run) -> page.Card | None:
     listed = {page.code("set-up, before the first round"): setup} if setup["phases"] else {}
     listed |= {page.code(name): t for name, t in phases.items()} | {"All rounds": total}
     rows = [
-        f"<th scope='row'>{name}</th><td>{t['phases']:,}</td><td>{human_bytes(t['bytes_down'])}</td>"
-        f"<td>{human_bytes(t['bytes_up'])}</td>"
+        [f"<th scope='row'>{name}</th>", f"<td>{t['phases']:,}</td>", f"<td>{human_bytes(t['bytes_down'])}</td>",
+         f"<td>{human_bytes(t['bytes_up'])}</td>"]
         for name, t in listed.items()
-    ]
+    ]  # fmt: skip
     note = "A phase is one exchange: the server sends, clients work, clients answer. Counted over all clients."  # fmt: skip
     body = page.table("traffic", ["Phase", "Times", "Down", "Up"], rows) + page.element("p", note, "note")
     return page.Card("communication", "Communication by phase", body)
@@ -393,7 +418,8 @@ def _differences(groups: list[Group]) -> page.Card | None:
     body = ""
     if differing:
         rows = [
-            f"<th scope='row'>{escape(k)}</th><td>{'</td><td>'.join(v)}</td>" for k, v in differing.items()
+            [f"<th scope='row'>{escape(k)}</th>", *(f"<td>{text}</td>" for text in v)]
+            for k, v in differing.items()
         ]
         body = page.table("settings", ["Setting", *(g.name for g in groups)], rows)
     if common:
@@ -416,8 +442,10 @@ def sources(entries: Iterable[str], versions: Sequence[Mapping[str, str]]) -> li
     cites = "".join(page.element("pre", entry, "cite") for entry in dict.fromkeys(entries))
     names = dict.fromkeys(k for used in versions for k in used)
     rows = [(escape(k), page.distinct(used.get(k, "–") for used in versions)) for k in names]
-    cards = [page.Card("cite", "How to cite", cites)] if cites else []
-    return cards + ([page.Card("versions", "Versions", page.pairs(rows))] if rows else [])
+    cards = [page.Card("cite", "How to cite", f"<div class='cites'>{cites}</div>")] if cites else []
+    return cards + (
+        [page.Card("versions", "Versions", page.pairs(rows, "pairs columns"), wide=True)] if rows else []
+    )
 
 
 # ---------------------------------------------------------------------------------------------- words and numbers

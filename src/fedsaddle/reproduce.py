@@ -11,6 +11,7 @@ An experiment is a folder experiments/PAPER/NAME with
 An experiment with variants, such as data sets, lists them in OPTIONS = {"data": (default, other, ...)}; its functions then
 take them by name, and obtained/ has a folder for each variant that was run. One that tunes in turn has STEPS in place of
 cells: functions (rows of the step before, quick, **options) -> cells, of which the last makes the table.
+tuned_on(**options), where there is one, says which seeds the steps before the last are run with, if not with all.
 extra_rows(quick, build, **options), where there is one, adds rows that are not runs of this experiment, such as published
 numbers; build makes a config from changes of base.toml.
 
@@ -126,15 +127,17 @@ def reproduce(
     missing = 0
     earlier_rows: list[list[Row]] = []
     steps = getattr(experiment, "STEPS", [lambda rows, quick, **options: experiment.cells(quick, **options)])
+    tuned_on = experiment.tuned_on(**chosen) if hasattr(experiment, "tuned_on") and not quick else seeds
     for i, step in enumerate(steps):
+        own = seeds if step is steps[-1] else tuned_on
         title = name if len(steps) == 1 else f"{name}, step {i + 1} of {len(steps)}"
         earlier_rows.append(rows)
         cells = step(rows, quick, **chosen)
-        runs = {id(cell): _runs(base, cell, seeds) for cell in cells}
+        runs = {id(cell): _runs(base, cell, own) for cell in cells}
         whole = cells
         if chosen.get("part", "all") != "all":
             whole = step(rows, quick, **chosen | {"part": "all"})
-            runs |= {id(cell): _runs(base, cell, seeds) for cell in whole}
+            runs |= {id(cell): _runs(base, cell, own) for cell in whole}
         with Bar(progress, sum(len(runs[id(cell)]) for cell in cells), title) as tick:
             wanted = [run for cell in cells for run in runs[id(cell)]]
             finish(wanted, journal, together, tick, federations, jobs)
@@ -156,6 +159,7 @@ def reproduce(
         + (f" --device {device}" if device else ""),
         "options": chosen,
         "seeds": list(seeds),
+        **({"tuned_on": list(tuned_on)} if list(tuned_on) != list(seeds) else {}),
         **({"missing": missing} if missing else {}),
         "seconds": round(earlier + time.perf_counter() - started, 1),
         "rows": rows,
@@ -200,6 +204,14 @@ def _tuned(experiment: ModuleType, cell: Cell, entries: Sequence[Entry], title: 
         for i, point in enumerate(points)
     ]
     best = max(tried, key=lambda row: row["metrics"].get(select, {"mean": float("-inf")})["mean"])
+    ended = [entry for entry in entries if "diverged" not in entry["metrics"]]
+    if select not in best["metrics"] and len(points) == 1 and ended:  # chosen before, on other seeds
+        best = {
+            **cell.at,
+            "chosen": points[0],
+            **_seen(experiment, ended),
+            "diverged": len(entries) - len(ended),
+        }
     if select not in best["metrics"]:
         raise FedsaddleError(f"{title} at {cell.at}: every tried point diverged: {points}")
     return best | _tried(tried, select)
@@ -247,12 +259,14 @@ def _markdown(
     def show(row: Row | None, metric: str) -> str:
         m = row["metrics"].get(metric) if row else None
         spread = f" ± {m['std']:.4f}" if m and len(m["values"]) > 1 else ""
+        spread += f" ({row['diverged']} diverged)" if m and row and row.get("diverged") else ""
         return f"{m['mean']:.4f}{spread}" if m else "-"
 
     lines = [
         f"# {experiment.TITLE}" + (", quick version" if results["quick"] else ""),
         "",
-        f"`{results['command']}`, seeds {results['seeds']}, mean ± std.",
+        f"`{results['command']}`, seeds {results['seeds']}, mean ± std."
+        + (f" Tuned on {results['tuned_on']}." if "tuned_on" in results else ""),
         "",
     ]
     if results["quick"]:

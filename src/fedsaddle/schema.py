@@ -16,7 +16,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.convexify import convexify
 from fedsaddle.data import DATASETS, DatasetInfo
 from fedsaddle.data import load as load_dataset
-from fedsaddle.errors import FedsaddleError, did_you_mean, first_line
+from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, nearest_or_all
 from fedsaddle.federation import Federation
 from fedsaddle.keys import Key, Keys, Tree, checked, keys_of
 from fedsaddle.models import FROM_SHAPE, MODELS
@@ -131,9 +131,9 @@ def _owner_and_keys(
     if way == "name":
         name, known = given["name"], NAMED[section]
         if not isinstance(name, str) or name not in known:
-            hint = did_you_mean(name, known) if isinstance(name, str) else ""
-            hint = f"{hint} known are" if hint else "known are"
-            raise FedsaddleError(f"{path}.name: {quoted(name)} is unknown; {hint} {', '.join(known)}")
+            raise FedsaddleError(
+                f"{path}.name: {quoted(name)} is unknown; {nearest_or_all(str(name), known)}"
+            )
         return name, {"name": Key(str)} | keys(section, name, data)
     if way == "module":
         own = {"module": Key(str)} | keys_of(factory(given["module"]), "sample_shape")

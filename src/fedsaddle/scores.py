@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedsaddle import metrics
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
-from fedsaddle.folder import SCORES, write_whole
-from fedsaddle.metrics import Interval, auc, auc_difference
+from fedsaddle.folder import SCORES, auc_interval, between, write_whole
+from fedsaddle.metrics import Interval
 
 MOST = 1_000_000  # of more samples nothing is written
 
@@ -75,30 +76,57 @@ def read(folder: Path) -> Scores | None:
     return Scores(rows[order], positive[order], scores[order])
 
 
-def differences(groups: Sequence[Sequence[Path]]) -> tuple[list[Interval | None] | None, str]:
-    """The best group's mean test AUC less that of each, None for itself; where that cannot be had, None and why.
+class Compared(NamedTuple):
+    """What test samples say of the test AUCs of groups of runs; those of a group are repetitions, such as over seeds."""
+
+    sure: list[
+        str
+    ]  # of each its 95 % interval over test samples, of repetitions of their mean AUC; "" where unknown
+    behind: list[Interval | None] | None  # the best group's mean AUC less that of each, None for itself
+    why: str  # the latter is not known
+
+
+def compared(groups: Sequence[Mapping[Path, dict[str, Any]]]) -> Compared:
+    """Compare test AUCs on the same samples.
 
     Args:
-        groups: folders of runs; those of a group are repetitions, such as over seeds.
+        groups: of each its runs' folders, with result.json.
     """
-    if len(groups) < 2:
+    alone = sum(map(len, groups)) == 1  # its result has all that is asked for
+    runs = [[] if alone else [read(folder) for folder in own] for own in groups]
+    sure = [
+        _interval(found) if len(own) > 1 else auc_interval(*own.values())
+        for own, found in zip(groups, runs, strict=True)
+    ]
+    return Compared(sure, *_differences(runs))
+
+
+def _interval(runs: Sequence[Scores | None]) -> str:
+    """Between what the mean AUC of repetitions may lie, as text."""
+    found = [one for one in runs if one is not None]
+    if len(found) < len(runs) or not all(_same(one, found[0]) for one in found):
+        return ""
+    interval = metrics.auc_interval(torch.stack([one.scores for one in found]), found[0].positive)
+    return between(interval.low, interval.high) if interval else ""
+
+
+def _differences(runs: Sequence[Sequence[Scores | None]]) -> tuple[list[Interval | None] | None, str]:
+    """How far each group is behind the best; where that cannot be had, None and why."""
+    if len(runs) < 2:
         return None, ""
-    runs: list[list[Scores]] = []
-    for group in groups:
-        found = [read(folder) for folder in group]
-        runs.append([one for one in found if one is not None])
-        if len(runs[-1]) < len(group):
-            return None, "a run has no scores.csv"
-    first = runs[0][0]
-    if not all(_same(one, first) for own in runs for one in own):
+    known = [[one for one in own if one is not None] for own in runs]
+    if any(len(found) < len(own) for found, own in zip(known, runs, strict=True)):
+        return None, "a run has no scores.csv"
+    first = known[0][0]
+    if not all(_same(one, first) for own in known for one in own):
         return None, "the runs have different test samples"
-    scored = [torch.stack([one.scores for one in own]) for own in runs]
-    aucs = [fmean(auc(one, first.positive) for one in own) for own in scored]
+    scored = [torch.stack([one.scores for one in own]) for own in known]
+    aucs = [fmean(metrics.auc(one, first.positive) for one in own) for own in scored]
     if any(value != value for value in aucs):
         return None, "an AUC is undefined"
     best = aucs.index(max(aucs))
     return [
-        None if i == best else auc_difference(scored[best], own, first.positive)
+        None if i == best else metrics.auc_difference(scored[best], own, first.positive)
         for i, own in enumerate(scored)
     ], ""
 

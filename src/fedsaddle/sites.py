@@ -38,7 +38,7 @@ from torch import Tensor
 
 from fedsaddle import ingest
 from fedsaddle.errors import FedsaddleError, did_you_mean
-from fedsaddle.federation import Federation, shift_and_width
+from fedsaddle.federation import Federation, Scaling, exponential, logarithm, shift_and_width
 from fedsaddle.folder import write_whole
 from fedsaddle.ingest import short, text_of
 from fedsaddle.keys import Key, Tree, checked, keys_of, mistakes
@@ -91,7 +91,7 @@ class DataFile:
     sep: str = ","
     decimal: Literal[".", ","] = "."
     impute: Literal["none", "median", "mean"] = "none"
-    scale: Literal["none", "unit", "symmetric", "standard"] = "standard"
+    scale: Literal["none", "unit", "symmetric", "standard", "log"] = "standard"
     valid: float = 0.0
     test: float = 0.0
     together: str | None = None
@@ -237,7 +237,7 @@ class Site:
             x = np.require(x, requirements=["C", "W", "A"])
             ingest.check_finite(torch.from_numpy(x), "x", numbers, gaps)
             y = ingest.column(frame[data.label], "y")
-            ingest.check_present(y, "y")
+            ingest.check_present(y, f"label {data.label!r}", ingest.UNLABELLED)
             together = None if data.together is None else _categories(frame[data.together], data.together)
         return Rows(x, y, tuple(map(str, numbers)), categories, _parts(x, categories, together, data))
 
@@ -253,7 +253,7 @@ class Site:
         with ingest.located(self.file):
             ingest.same_length({"x": torch.empty(len(x)), "y": torch.empty(len(y))})
             ingest.check_finite(torch.from_numpy(x), "x", ())
-            ingest.check_present(y, "y")
+            ingest.check_present(y, "y", ingest.UNLABELLED)
         return Rows(x, y, (), {}, _parts(x, {}, None, self.data))
 
     @property
@@ -288,7 +288,8 @@ class Site:
             "impute": data.impute,
         }
         gaps = data.impute != "none"
-        moments = (_by_column(rows.x[train], data.rare) if gaps else _moments(rows.x[train]))._asdict()
+        x, log = rows.x[train], data.scale == "log"
+        moments = (_by_column(x, data.rare, log) if gaps else _moments(x, log))._asdict()
         if data.scale not in BY_RANGE:
             del moments["min"], moments["max"]
         return {
@@ -309,7 +310,7 @@ class Site:
         if self.is_regression:
             return None, None, []
         data, train = self.data, self.rows.training
-        texts, codes = ingest.levels(self.rows.y, "y", ingest.IMPUTE)
+        texts, codes = ingest.levels(self.rows.y, "y", ingest.UNLABELLED)
         if data.classes is not None and (alien := [t for t in texts if t not in data.classes]):
             raise FedsaddleError(
                 f"{self.file.name} has label {alien[0]!r}, data.classes has {short(data.classes)}: add it or correct it"
@@ -340,9 +341,11 @@ class Site:
             raise FedsaddleError(
                 f"{self.file.name} has other columns than at set-up: set the federation up again"
             )
+        log = head.get("scale") == "log"
         if "fill" in constants:
-            x = np.where(np.isnan(x), constants["fill"].numpy(), x)
-        scaled = _scaled(x, constants["shift"], constants["width"], dtype)
+            fill = exponential(constants["fill"]) if log else constants["fill"]
+            x = np.where(np.isnan(x), fill.numpy(), x)
+        scaled = _scaled(x, constants["shift"], constants["width"], dtype, log)
         names = list(columns)
         for c, known in head["categories"].items():  # a value that is rare or unknown is 0 in all of them
             indicators = torch.from_numpy(rows.text[c][:, None] == np.array(known))
@@ -351,7 +354,7 @@ class Site:
         if head["labels"] is None:
             y, _ = ingest.encode(rows.y, None, None, "regression", dtype)
         elif self.data.positive is not None:
-            texts, codes = ingest.levels(rows.y, "y", ingest.IMPUTE)
+            texts, codes = ingest.levels(rows.y, "y", ingest.UNLABELLED)
             y, _ = ingest.binary(texts, codes, self.data.positive, must_occur=False)
         else:
             y = ingest.encode_as(rows.y, None, tuple(head["labels"]), self.file.name)
@@ -369,8 +372,8 @@ def agree(summaries: Sequence[Mapping[str, Tensor]]) -> Message:
 
     Returns:
         "n", training rows of all; "shift" and "width" [C], by which numeric columns are scaled; with `impute` "fill" [C],
-        their means, for missing numbers; "labels", rows of each class; "head": columns, categories, label values and class
-        names.
+        their means, for missing numbers; with `scale = "log"` all of these are of logarithms; "labels", rows of each class;
+        "head": scale, columns, categories, label values and class names.
     """
     if not summaries:
         raise FedsaddleError("no site has sent its summary: start at least one")
@@ -429,6 +432,7 @@ def agree(summaries: Sequence[Mapping[str, Tensor]]) -> Message:
         counts[sides] += s["labels"]
     agreed = {
         "kind": first["kind"],
+        "scale": first["scale"],
         "shape": shape,
         "columns": first["columns"],
         "categories": categories,
@@ -598,11 +602,12 @@ def _pieces(x: Array) -> Iterator[slice]:
     return (slice(start, start + length) for start in range(0, len(x), length))
 
 
-def _moments(x: Array) -> _Moments:
-    """Statistics of the columns of x [n, C], or of the channels of images [n, C, ...]."""
+def _moments(x: Array, log: bool = False) -> _Moments:
+    """Statistics of the columns of x [n, C], or of the channels of images [n, C, ...]; with `log` of logarithms."""
     total: _Moments | None = None
     for rows in _pieces(x):
         v = torch.from_numpy(x[rows].astype(np.float64)).transpose(0, 1).flatten(1)  # [C, n ...]
+        v = logarithm(v) if log else v
         mean = v.mean(1)
         deviation = v - mean.unsqueeze(1)
         n = torch.tensor([v.shape[1]], dtype=torch.float64)
@@ -614,23 +619,22 @@ def _moments(x: Array) -> _Moments:
     return total
 
 
-def _by_column(x: Array, least: int) -> _Moments:
+def _by_column(x: Array, least: int, log: bool) -> _Moments:
     """Statistics of the numbers that there are in each column of x [n, C]; zeros where there are fewer than `least`."""
     found = [_Moments(*torch.zeros(len(_Moments._fields), 0, dtype=torch.float64))]
     for column in x.T:
         own = column[~np.isnan(column)]
         few = len(own) < least
         found.append(
-            _Moments(*torch.zeros(len(_Moments._fields), 1).double()) if few else _moments(own[:, None])
+            _Moments(*torch.zeros(len(_Moments._fields), 1).double()) if few else _moments(own[:, None], log)
         )
     return _Moments(*map(torch.cat, zip(*found, strict=True)))
 
 
-def _scaled(x: Array, shift: Tensor, width: Tensor, dtype: torch.dtype) -> Tensor:
+def _scaled(x: Array, shift: Tensor, width: Tensor, dtype: torch.dtype, log: bool) -> Tensor:
     shift, width = (v.view(-1, *[1] * (x.ndim - 2)) for v in (shift, width))
-    return torch.cat(
-        [((torch.from_numpy(x[r].astype(np.float64)) - shift) / width).to(dtype) for r in _pieces(x)]
-    )
+    scaling = Scaling(shift, width, log)
+    return torch.cat([scaling(torch.from_numpy(x[r].astype(np.float64))).to(dtype) for r in _pieces(x)])
 
 
 def _categories(column: Any, name: str, gaps: bool = False) -> Array:
@@ -692,7 +696,8 @@ def in_words(summary: Mapping[str, Tensor]) -> list[str]:
         if size[i] == 0:
             lines.append(f"column {name!r}: nothing, too few rows have a number")
             continue
-        line = f"column {name!r}: mean {float(summary['mean'][i]):.6g}, deviation {float(deviation[i]):.6g}"
+        what = "mean of the logarithm" if head["scale"] == "log" else "mean"
+        line = f"column {name!r}: {what} {float(summary['mean'][i]):.6g}, deviation {float(deviation[i]):.6g}"
         if "min" in summary:
             line += f", from {float(summary['min'][i]):.6g} to {float(summary['max'][i]):.6g}"
         if head["impute"] != "none":
@@ -784,9 +789,10 @@ def _holes(site: Site, frame: Any) -> list[str]:
         where = f"row {first}"
         if ingest.file_format(site.file) == "csv":
             where = f"line {ingest.line_of(site.file, first, site.data.sep)}"
+        remedy = "impute it, leave these rows out, or add the column to drop"
+        remedy = ingest.UNLABELLED if c == site.data.label else remedy
         found.append(
-            f"column {c!r} has no usable value in {n} of {len(bad)} rows, first at {where}: impute it, "
-            "leave these rows out, or add the column to drop"
+            f"column {c!r} has no usable value in {n} of {len(bad)} rows, first at {where}: {remedy}"
         )
     return found
 
@@ -818,7 +824,7 @@ def _doubts(site: Site, rows: Rows, summary: Message) -> Iterator[str]:
             yield f"column {c!r} is {str(values[0])!r} in all rows: useful only if it differs at other sites"
     if head["labels"] is None:
         return
-    texts, codes = ingest.levels(rows.y, "y", ingest.IMPUTE)
+    texts, codes = ingest.levels(rows.y, "y", ingest.UNLABELLED)
     for text in head["positive"] or ():
         if text not in texts:
             hint = did_you_mean(text, texts)

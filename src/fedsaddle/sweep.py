@@ -38,7 +38,7 @@ import random
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ from pydantic import ValidationError
 from fedsaddle import config as configs
 from fedsaddle import sweep_report
 from fedsaddle.config import Config
-from fedsaddle.errors import FedsaddleError, did_you_mean
+from fedsaddle.errors import FedsaddleError, did_you_mean, nearest_or_all
 from fedsaddle.journal import TOGETHER, Bar, Entry, Federations, Journal, finish, mean_and_std, over_seeds
 from fedsaddle.keys import Key, in_words, unknown_key
 from fedsaddle.schema import GENERATED
@@ -62,6 +62,7 @@ _OPTIONS = {
     "random": Key(int, None), "seed": Key(int, 0), "grid": Key(str, None), "together": Key(int, TOGETHER),
     "tradeoff": Key(str, None), "also": Key(list[dict[str, Any]], None),
 }  # fmt: skip
+_EDGE = 0.05  # the share of a range that is its end
 MAX_RUNS = 100_000  # all are checked, and kept in mind, before the first starts
 # measures of the optimisation itself, which say nothing of generalisation and need no validation data
 _OPTIMISATION = (
@@ -92,9 +93,18 @@ class Range(NamedTuple):
 
     def at(self, u: float) -> float:
         """The number at u in [0, 1), to four digits."""
-        a, b = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        a, b = self._ends
         value = a + u * (b - a)
         return min(max(float(f"{math.exp(value) if self.log else value:.4g}"), self.low), self.high)
+
+    def place(self, value: float) -> float:
+        """Where a number lies, from 0 at the lower end to 1 at the upper one."""
+        a, b = self._ends
+        return ((math.log(value) if self.log else value) - a) / (b - a)
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        return (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
 
 
 Space = dict[str, list[Any] | Range]
@@ -142,6 +152,17 @@ def random_points(space: Space, n: int, seed: int) -> list[Point]:
         point = {k: v.at(u[k]) if isinstance(v, Range) else v[int(u[k] * len(v))] for k, v in space.items()}
         drawn.setdefault(to_toml(point), point)
     return list(drawn.values())
+
+
+def _side(values: list[Any] | Range, value: Any) -> int:
+    """-1 where a value is at the lower edge of those to try, 1 at the upper one, else 0."""
+    if isinstance(values, Range):
+        low, high = values.place(value) < _EDGE, values.place(value) > 1 - _EDGE
+    elif all(type(v) in (int, float) for v in values) and len(set(values)) > 1:
+        low, high = value == min(values), value == max(values)
+    else:
+        return 0
+    return -1 if low else int(high)
 
 
 def _distinct(points: Sequence[Point]) -> list[Point]:
@@ -211,6 +232,7 @@ class Plan:
         runs: for each point its configs, one a seed.
         keys: the keys of the points that have more than one value; all keys of a single point.
         tradeoff: the key along which mean and tail of the clients are traded, if any.
+        space: what the points were taken from.
     """
 
     name: str
@@ -221,6 +243,7 @@ class Plan:
     points: list[Point]
     runs: list[list[Config]]
     tradeoff: str | None = None
+    space: Space = field(default_factory=dict)
 
     @functools.cached_property
     def keys(self) -> list[str]:
@@ -248,7 +271,10 @@ def plan(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Plan:
     """
     tree = configs.read(path, overrides)
     if "sweep" not in tree:
-        raise FedsaddleError(f'{path}: has no [sweep]; for example [sweep] with metric = "valid_auc"')
+        raise FedsaddleError(
+            f'{path}: has no [sweep]; it takes [sweep] metric = "valid_auc", [sweep.points] "algorithm.lr" = [0.1, 0.01], '
+            "and validation data ([data] valid = 0.2), as in examples/sweep.toml"
+        )
     options, space, grid = _options(tree.pop("sweep"))
     metric, allow_test = options["metric"], options["allow_test"]
     if not (_without_test(metric) or allow_test):
@@ -289,7 +315,8 @@ def plan(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Plan:
         seeds = options["seeds"] or [made.tree["train"]["seed"]]
         runs.append([Config({**made.tree, "train": {**made.tree["train"], "seed": s}}) for s in seeds])
     return Plan(
-        runs[0][0].name, metric, options["minimise"], allow_test, options["together"], points, runs, options["tradeoff"]
+        runs[0][0].name, metric, options["minimise"], allow_test, options["together"], points, runs, options["tradeoff"],
+        space,
     )  # fmt: skip
 
 
@@ -323,11 +350,8 @@ def _options(section: Any) -> tuple[dict[str, Any], Space, str | None]:
     space: Space = {}
     if out["grid"] is not None:
         if out["grid"] not in grids():
-            hint = did_you_mean(out["grid"], grids())
-            known = f"{hint} known are" if hint else "known are"
-            raise FedsaddleError(
-                f"sweep.grid: {quoted(out['grid'])} is unknown; {known} {', '.join(grids())}"
-            )
+            hint = nearest_or_all(out["grid"], grids())
+            raise FedsaddleError(f"sweep.grid: {quoted(out['grid'])} is unknown; {hint}")
         space |= grids()[out["grid"]].points
     space |= _space(section.get("points", {}))
     if not space:
@@ -515,19 +539,55 @@ class Result:
         ]
         return ", ".join([point[OTHER]["name"], *text])
 
+    @functools.cached_property
+    def at_an_edge(self) -> list[str]:
+        """In a line each, the chosen values beyond which nothing was tried that might be better still."""
+        best, said = self.best, []
+        if best is None or OTHER in best.point:
+            return []
+        for key, values in self.plan.space.items():
+            value: Any = best.point[key]
+            side = 0 if key == self.plan.tradeoff else _side(values, value)
+            if not side:
+                continue
+            step = 1 if isinstance(value, int) else abs(value) / 100 or 0.01
+            if not self._allowed(best, key, value + side * step):
+                continue
+            where = f"extend the range {'downwards' if side < 0 else 'upwards'}."
+            if isinstance(values, Range):
+                said.append(f"{key} = {value:g} is at the {'lower' if side < 0 else 'upper'} end: {where}")
+            else:
+                size = "smallest" if side < 0 else "largest"
+                said.append(f"{key} = {quoted(value)} is the {size} value tried: {where}")
+        return said
+
+    def _allowed(self, row: Row, key: str, value: float) -> bool:
+        """Whether a config takes a value in place of a row's own."""
+        tree = copy.deepcopy(self.plan.runs[self.rows.index(row)][0].tree)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                configs.put(tree, key.split("."), value, "sweep.points")
+                configs.resolve(tree, self.plan.name)
+        except FedsaddleError:
+            return False
+        return True
+
     def verdict(self) -> str:
         """The chosen point in words, with its results on test data."""
         plan, best = self.plan, self.best
         if best is None:
             return "No point was chosen."
         text = f"* chosen: {in_line(best.point)}; {'lowest' if plan.minimise else 'highest'} {plan.metric}, "
-        text += f"mean ± std over train.seed = {', '.join(map(str, plan.seeds))}."
+        text += (
+            f"mean ± std over train.seed = {', '.join(map(str, plan.seeds))}, not over the choice of samples."
+        )
         if test := self.test_metrics(best):
             text += "\nOn test data, of the chosen point only: "
             text += ", ".join(f"{k} {mean_and_std(v)}" for k, v in test.items()) + "."
         if not self.fair:
             text += f"\nChosen on {plan.metric}, which is not validation data: results are optimistic."
-        return text
+        return "\n".join([text, *self.at_an_edge])
 
 
 def sweep(

@@ -104,14 +104,14 @@ def _page(result: Result, best: Row, command: str, config: str) -> None:
         _chosen(result, best),
         *(page.drawn(name, figure) for name, figure in overview(result).items()),
         _points(result),
-        page.Card("config", "The config that reproduces it", _config(command, config), wide=True),
+        page.Card("config", "The config that reproduces it", _config(result, command, config), wide=True),
         *sources(cite(*used).split("\n\n"), [versions()]),
     ]
     problem = PROBLEMS[tree["problem"]["name"]].__name__
     title = f"{algorithm} on {problem}: {plural(len(plan.keys), 'hyper-parameter')}"
-    page.write(
-        result.out / "sweep.html", title, f"Sweep · {plan.name}", facts, page.tiles(shown.items()), cards
-    )
+    lead = "".join(page.element("p", said, "warning") for said in result.at_an_edge)
+    lead += page.tiles(shown.items())
+    page.write(result.out / "sweep.html", title, f"Sweep · {plan.name}", facts, lead, cards)
 
 
 def _chosen(result: Result, best: Row) -> page.Card:
@@ -121,7 +121,12 @@ def _chosen(result: Result, best: Row) -> page.Card:
     test = result.test_metrics(best)
     rows += [(escape(label(k)), mean_and_std(v)) for k, v in test.items() if k != plan.metric]
     many = len(plan.seeds) > 1
-    note = f"Mean ± standard deviation over train.seed = {', '.join(map(str, plan.seeds))}. " if many else ""
+    seeds = ", ".join(map(str, plan.seeds))
+    note = (
+        f"Mean ± standard deviation over train.seed = {seeds}, not over the choice of samples. "
+        if many
+        else ""
+    )
     if result.fair:
         note += "Test data were looked at for this point alone." if test else ""
     else:
@@ -138,7 +143,7 @@ def _points(result: Result) -> page.Card:
     rows = []
     for first, *cells in lines[:_LISTED]:
         kind = " class='best'" if first else ""
-        rows.append("".join(f"<td{kind}>{escape(cell)}</td>" for cell in (*cells, "chosen" if first else "")))
+        rows.append([f"<td{kind}>{escape(cell)}</td>" for cell in (*cells, "chosen" if first else "")])
     body = page.table("points", [*head[1:], ""], rows[:_OPEN])
     if rest := rows[_OPEN:]:
         summary = page.element("summary", plural(len(rest), "more point"))
@@ -148,9 +153,9 @@ def _points(result: Result) -> page.Card:
     return page.Card("points", "All points, from best to worst", body, wide=True)
 
 
-def _config(command: str, config: str) -> str:
+def _config(result: Result, command: str, config: str) -> str:
     body = page.element("p", "This sweep, and the chosen run alone:", "note first")
-    body += page.element("pre", f"{command}\nfedsaddle run best.toml")
+    body += page.element("pre", f"{command}\nfedsaddle run {result.out / 'best.toml'}")
     return body + page.element("p", "best.toml:", "note first") + page.element("pre", config, "cite toml")
 
 
@@ -189,7 +194,7 @@ def seeds(result: Result) -> Figure:
         })  # fmt: skip
     places = {"tickvals": list(range(len(rows))), "ticktext": [short(n) for n in names]}
     layout: Record = {
-        "xaxis": {"title": {"text": label(metric)}} | (log_axis(drawn) if _by_log(result) else {}),
+        "xaxis": _titled(label(metric), _by_log(result)) | (log_axis(drawn) if _by_log(result) else {}),
         "yaxis": places | {"range": [len(rows) - 0.4, -0.6], "ticks": "outside"},
     }
     note = (
@@ -208,7 +213,7 @@ def _line(result: Result) -> Figure:
     if numbers:
         rows = sorted(rows, key=lambda row: float(row.point[key]))
     x: list[Any] = [row.point[key] if numbers else i for i, row in enumerate(rows)]
-    axis: Record = {"title": {"text": escape(key)}, "type": "log" if numbers and _wide(x) else "linear"}
+    axis = _titled(escape(key), numbers and _wide(x))
     if not numbers or len(x) <= 8:
         axis |= {"tickvals": x, "ticktext": [short(_text(row.point[key]), 14) for row in rows]}
     data: Record = {
@@ -222,7 +227,7 @@ def _line(result: Result) -> Figure:
         "text": [_point(row) for row in rows], "hovertemplate": "<b>%{text}</b><br>%{y:.5~g}<extra></extra>",
     }  # fmt: skip
     log = log_axis(data["y"]) if _by_log(result) else {}
-    layout = {"xaxis": axis, "yaxis": {"title": {"text": label(metric)}} | log}
+    layout = {"xaxis": axis, "yaxis": _titled(label(metric), bool(log)) | log}
     return Figure(
         f"{label(metric)} over {key}", [Panel("", [data], layout)], _LEGEND, _missing(result), wide=True
     )
@@ -308,10 +313,7 @@ def _dots(result: Result, a: str, b: str) -> tuple[list[Record], Record]:
     for name, key in (("x", a), ("y", b)):
         values = _sorted([row.point[key] for row in result.swept])
         numbers = all(map(_is_number, values))
-        axes[f"{name}axis"] = {
-            "title": {"text": escape(key)},
-            "type": "log" if numbers and _wide(values) else "linear",
-        }
+        axes[f"{name}axis"] = _titled(escape(key), numbers and _wide(values))
         if axes[f"{name}axis"]["type"] == "log":
             axes[f"{name}axis"]["dtick"] = 1
         places = {to_value(v): v if numbers else i for i, v in enumerate(values)}
@@ -372,7 +374,7 @@ def _parallel(result: Result) -> Figure:
         x, y, text = [], [], []
         for i in members:
             places = [
-                places[to_value(shown[i].point[k])] for k, (places, _) in zip(keys, scales, strict=True)
+                places[to_value(shown[i].point[k])] for k, (places, *_) in zip(keys, scales, strict=True)
             ]
             x += [*range(len(keys) + 1), None]
             y += [*places, height(scores[i]), None]
@@ -385,10 +387,11 @@ def _parallel(result: Result) -> Figure:
             })  # fmt: skip
     steps = [low + k / 4 * (high - low) for k in range(5)] if high != low else [low]
     shown_as = [10**s if _by_log(result) else s for s in steps]
-    ticks = [labels for _, labels in scales] + [
+    ticks = [labels for _, labels, _ in scales] + [
         {height(s): f"{v:.4g}" for s, v in zip(steps, shown_as, strict=True)}
     ]
-    names = [*map(escape, _names(keys)), escape(plan.metric)]
+    logs = [*(log for *_, log in scales), _by_log(result)]
+    names = [escape(n) + " (log)" * log for n, log in zip([*_names(keys), plan.metric], logs, strict=True)]
     layout = _posts(names, ticks)
     note = f"Every line is a point; the best {plan.metric} is at the top. {_missing(result)}"
     note += f" The best {_LINES} of {len(rows)} are drawn." if len(rows) > len(shown) else ""
@@ -541,8 +544,13 @@ def _ticks(result: Result) -> Record:
     return {"tickvals": at, "ticktext": [f"{10**v:.2g}" for v in at]}
 
 
-def _scale(values: Sequence[Any]) -> tuple[dict[str, float], dict[float, str]]:
-    """Where values stand on an axis from 0 to 1, and its labels: numbers by size or logarithm, others in order."""
+def _titled(title: str, log: bool) -> Record:
+    """An axis that says so if it is logarithmic."""
+    return {"title": {"text": title + " (log scale)" * log}, "type": "log" if log else "linear"}
+
+
+def _scale(values: Sequence[Any]) -> tuple[dict[str, float], dict[float, str], bool]:
+    """Where values stand on an axis from 0 to 1, its labels, and whether it is logarithmic; texts stand in order."""
     distinct = _sorted(values)
     numbers = all(map(_is_number, distinct))
     log = numbers and _wide(distinct)
@@ -553,9 +561,9 @@ def _scale(values: Sequence[Any]) -> tuple[dict[str, float], dict[float, str]]:
         for v, r in zip(distinct, raw, strict=True)
     }
     if len(places) <= 8 or not numbers:
-        return places, {place: text.strip('"') for text, place in itertools.islice(places.items(), 20)}
+        return places, {place: text.strip('"') for text, place in itertools.islice(places.items(), 20)}, log
     at = [low + k / 4 * (high - low) for k in range(5)]
-    return places, {k / 4: f"{10**v if log else v:.3g}" for k, v in enumerate(at)}
+    return places, {k / 4: f"{10**v if log else v:.3g}" for k, v in enumerate(at)}, log
 
 
 def _is_number(value: Any) -> bool:

@@ -33,7 +33,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, optional_import
+from fedsaddle.errors import FedsaddleError, first_line, nearest_or_all, optional_import, warn
 from fedsaddle.folder import write_whole
 from fedsaddle.parse import from_json
 
@@ -226,8 +226,7 @@ def named(track: Track) -> dict[str, Tracker]:
         tracker: Tracker
         if isinstance(one, str):
             if one not in TRACKERS:
-                hint = did_you_mean(one, TRACKERS) or f"known are {', '.join(TRACKERS)}"
-                raise FedsaddleError(f"train: track {one!r} is unknown; {hint}")
+                raise FedsaddleError(f"train: track {one!r} is unknown; {nearest_or_all(one, TRACKERS)}")
             name, tracker = one, TRACKERS[one]()
             for variable, value in TRACKERS[one].environment:
                 os.environ.setdefault(variable, value)
@@ -327,9 +326,8 @@ class Tracking:
         try:
             return [getattr(self._trackers[name], what)(*arguments)]
         except Exception as error:  # of a package, a disk or a server that the run does not need
-            warnings.warn(
-                f"track: {name} failed ({type(error).__name__}: {first_line(error)}); the run goes on without it",
-                stacklevel=2,
+            warn(
+                f"track: {name} failed ({type(error).__name__}: {first_line(error)}); the run goes on without it"
             )
             tracker = self._trackers.pop(name)
             if what == "log":  # it was begun, and may hold files and threads

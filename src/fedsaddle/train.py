@@ -15,7 +15,6 @@ import platform
 import signal
 import threading
 import time
-import warnings
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -36,7 +35,7 @@ from fedsaddle.engines import ENGINES, Engine
 from fedsaddle.engines.execution import PRECISIONS, repeatable
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.engines.torchrun import Torchrun
-from fedsaddle.errors import Diverged, FedsaddleError, first_line
+from fedsaddle.errors import Diverged, FedsaddleError, first_line, warn
 from fedsaddle.federation import Federation
 from fedsaddle.flat import FlatModel
 from fedsaddle.folder import TANGENT, Folder, Stopped, differing, write_whole
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 _MAX_LISTED = 1000  # clients named or weighed in a record
 _MAX_DUAL = 100  # dual variables in a record
+_LATE = 10  # evaluations at the end, which say whether a run has settled
 _LISTS = ("clients", "weights", "left_out", "dual")  # what a record says of single clients and variables
 
 
@@ -243,10 +243,9 @@ class Run:
         problem.check(federation)
         algorithm.check(problem)
         if machine.aggregation in rules.WEIGHTLESS and algorithm.counting == "samples":
-            warnings.warn(
+            warn(
                 f"{type(algorithm).__name__}: the {machine.aggregation} counts every reply once, so weights = 'samples' "
-                "has no effect; trimmed_mean weighs",
-                stacklevel=3,
+                "has no effect; trimmed_mean weighs"
             )
             algorithm = replace(algorithm, **{"weights": "clients"})
         participation.validate(federation.n_clients)
@@ -416,7 +415,8 @@ class Run:
         lr = _steps(self.algorithm, 0).get("lr")
         if lr is not None:  # a guard may have halved it more than to a tenth
             lr = min(_steps(self.algorithm, -self._halved)["lr"] / 10, lr / 2)
-        why = Stopped(message, self._saved, isinstance(error, Diverged), lr, self.clients.remote)
+        probed = not self.problem.pairwise
+        why = Stopped(message, self._saved, isinstance(error, Diverged), lr, self.clients.remote, probed)
         self._folder.stopped(why)
         if remedy := why.remedy(self._folder.path):
             error.add_note(remedy)
@@ -491,9 +491,7 @@ class Run:
                 "nevertheless"
             )
         if (changed := differing(saved.versions, versions())) and self._resume:
-            warnings.warn(
-                f"resume: versions have changed: {', '.join(changed)}; results may differ", stacklevel=2
-            )
+            warn(f"resume: versions have changed: {', '.join(changed)}; results may differ")
         if saved.round > self.rounds:
             raise FedsaddleError(
                 f"resume: {saved.round} rounds are done already, rounds must be more, got {self.rounds}"
@@ -570,7 +568,7 @@ class Run:
         self._resume = False
         round = self._restored(self._fallback)
         text = ", ".join(f"{k} is {v:g} now" for k, v in halved.items())
-        warnings.warn(f"{error}; guard: back to round {round}, {text}", stacklevel=2)
+        warn(f"{error}; guard: back to round {round}, {text}")
         return round
 
     @contextmanager
@@ -707,7 +705,7 @@ class Run:
 
         of = self.federation
         fill = None if of.filling is None else of.filling.values
-        return RawModel(self.model, of.scaling, of.tangent, of.feature_names, fill)
+        return RawModel(self.model, of.scaling, of.tangent, of.feature_names, fill).requires_grad_(False)
 
     @property
     def records(self) -> list[Record]:
@@ -747,6 +745,9 @@ class Run:
             "config": self.config | {"problem": describe(self.problem), "algorithm": describe(self.algorithm)},
             "metrics": {k: v for k, v in self._records[-1].items() if k not in _LISTS},
             "loss_at_start": self._records[0].get("loss"),
+            "phi_at_start": self._records[0].get("phi"),
+            "grad_phi_at_start": self._records[0].get("grad_phi"),
+            "course": self._course(),
             "auc_interval": self._auc_interval(),
             "clients_evaluated_on": self.evaluated_on,
             "communication": {
@@ -764,6 +765,16 @@ class Run:
             "sample": _sample(self.federation),
             "versions": versions(),
         } | ({"seconds": self.clients.spent} if self.clients.spent else {})  # fmt: skip
+
+    def _course(self) -> Record | None:
+        """The last evaluations of what is looked at first; None where there were few."""
+        name = next((k for k in ("auc", "accuracy") if k in self._records[-1]), None)
+        seen = [_unpacked(r) for r in self._records if name in r and self.evaluated(r["round"])]
+        if name is None or len(seen) < 2 * _LATE or any(r[name] is None for r in seen[-_LATE:]):
+            return None
+        late, before = seen[-_LATE:], max(r[name] or 0.0 for r in seen[:-_LATE])
+        values = [r[name] for r in late]
+        return {"metric": name, "rounds": [r["round"] for r in late], "values": values, "before": before}
 
     def _auc_interval(self) -> list[float] | None:
         """Between what the test AUC may lie, as far as the choice of test samples goes: 95 %."""
@@ -847,6 +858,7 @@ def _sample(federation: Federation) -> Record | None:
         "features": list(federation.feature_names),
         "shift": None if scaling is None else scaling.shift.flatten().tolist(),
         "width": None if scaling is None else scaling.width.flatten().tolist(),
+        "log": scaling is not None and scaling.log,
         "fill": None if filling is None else filling.values.flatten().tolist(),
         "tangent": federation.tangent is not None,
     }

@@ -40,7 +40,7 @@ def together(model, **_):
 
 def cells(quick, data, model, part):
     iterations, stage, intervals = (32, 16, [1, 8]) if quick else (ITERATIONS, STAGE, INTERVALS)
-    place = {"data.name": data, "model.name": model, "train.compile": model != "cnn"}
+    place = {"data.name": data, "model.name": model, "train.compile": True}
     if quick:
         place = {
             "data.name": "digits", "data.test": 0.3, "model.name": "mlp", "train.precision": "full", "train.batch_size": 8,

@@ -124,7 +124,10 @@ class Dataset:
                 split = partitions.matching(data.y, parts, y, seed=seed) if test == "matching" else None
                 values = np.asarray(data.classes)[y] if data.classes else y  # names are never ambiguous
                 fed = fed.with_test(x, values, clients=split, into=into)
-        scaling = None if self.scaling is None else Scaling(*map(torch.from_numpy, self.scaling))
+        scaling = None
+        if self.scaling is not None:
+            shift, width = map(torch.from_numpy, self.scaling)
+            scaling = Scaling(shift, width)
         return dataclasses.replace(fed, dataset=self.name, scaling=scaling)
 
     def _upper_half_positive(self, options: Mapping[str, Any]) -> tuple[Dataset, Array]:

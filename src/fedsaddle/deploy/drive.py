@@ -27,7 +27,7 @@ from fedsaddle.deploy.protocol import Reply, Request
 from fedsaddle.deploy.replies import check_size
 from fedsaddle.engines.flower import Deployment
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.federation import Federation, Filling, Scaling
+from fedsaddle.federation import Federation, Filling, Scaling, exponential, logarithm
 from fedsaddle.folder import locked, write_whole
 from fedsaddle.sites import accepted, agree
 from fedsaddle.train import Run
@@ -227,15 +227,19 @@ def outline(names: Sequence[str], summaries: Sequence[Summary], constants: Summa
     x = torch.zeros(1, *shape).expand(int(offsets[-1]), *shape)
     features = [*head["columns"], *(f"{c}={v}" for c, values in head["categories"].items() for v in values)]
     ends = [1, -1, *[1] * (len(shape) - 1)]
+    log = head.get("scale") == "log"
+    one = (
+        float(logarithm(torch.ones((), dtype=torch.float64))) if log else 1.0
+    )  # sites leave 0 and 1 as they are
     scaling = Scaling(
         torch.nn.functional.pad(constants["shift"], (0, categories)).view(ends),
-        torch.nn.functional.pad(constants["width"], (0, categories), value=1.0).view(ends),
+        torch.nn.functional.pad(constants["width"], (0, categories), value=one).view(ends),
+        log=log,
     )
     filling = None
     if "fill" in constants:
-        filling = Filling(
-            "mean", torch.nn.functional.pad(constants["fill"], (0, categories)).view(ends), None
-        )
+        fill = exponential(constants["fill"]) if log else constants["fill"]
+        filling = Filling("mean", torch.nn.functional.pad(fill, (0, categories)).view(ends), None)
     return Federation(
         {"x": x, "y": torch.cat(y)},
         offsets,

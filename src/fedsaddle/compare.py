@@ -1,0 +1,149 @@
+"""compare: finished runs side by side, as a table of the command line. The page with their curves is report.py's."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.folder import going_on, is_run, read_result, unfinished
+from fedsaddle.progress import human_bytes
+from fedsaddle.remarks import remarks
+from fedsaddle.repetitions import grouped, named
+from fedsaddle.tables import METRICS, aligned, number
+
+if TYPE_CHECKING:  # torch is loaded after the folders were found to be runs
+    from fedsaddle.scores import Compared
+
+_SHOWN = ("auc", "auc_worst20", "train_auc", "accuracy", "accuracy_worst20", "loss", "distance")
+
+
+class Comparison(NamedTuple):
+    """Runs side by side."""
+
+    groups: dict[str, list[Path]]  # the folders of each row
+    compared: Compared  # their test AUCs, sample by sample
+    lines: list[str]
+
+
+def compare(folders: Sequence[Path], say: Callable[[str], None]) -> Comparison:
+    """Compare runs; those that differ in train.seed only share a row.
+
+    Args:
+        folders: of runs. Unfinished ones, and what is no run, are left out unless nothing else is there.
+        say: is told what is left out.
+    """
+    results = _finished(folders, say)
+    groups, twins = grouped(results)
+    for folder, first in twins.items():
+        say(f"{folder}: is the same run as {first}, left out")
+        del results[folder]
+    from fedsaddle.scores import Compared, compared
+
+    by_row = {name: {folder: results[folder] for folder in own} for name, own in groups.items()}
+    columns = [k for k in _SHOWN if any(k in r["metrics"] for r in results.values())]
+    rows = [["run", "algorithm", *(METRICS[k] for k in columns), "rounds", "bytes"]]
+    for name, own in groups.items():
+        metrics = [results[folder]["metrics"] for folder in own]
+        rows.append([
+            name,
+            results[own[0]]["config"]["algorithm"]["name"],
+            *(_mean([m[k] for m in metrics]) if all(k in m for m in metrics) else "-" for k in columns),
+            str(metrics[0]["round"]),
+            human_bytes(round(statistics.fmean(m["bytes_down"] + m["bytes_up"] for m in metrics))),
+        ])  # fmt: skip
+    by_sample = Compared([], None, "")
+    if "auc" in columns:
+        by_sample = compared(list(by_row.values()))
+    sure, behind, why = by_sample
+    more = {"95 %": [text or "-" for text in sure]} if any(sure) else {}
+    if behind and any(behind):
+        more["behind the best"] = ["-" if by is None else by.text() for by in behind]
+    at = 3 + columns.index("auc") if "auc" in columns else len(rows[0])
+    for i, (head, cells) in enumerate(more.items()):
+        for row, cell in zip(rows, [head, *cells], strict=True):
+            row.insert(at + i, cell)
+    said = []
+    if any(sure):
+        of_mean = ", of several seeds of their mean AUC" * any(len(own) > 1 for own in groups.values())
+        said.append(
+            f"95 %: over the choice of test samples (DeLong{of_mean}), not over training runs and seeds."
+        )
+    if behind and any(behind):
+        said.append(
+            "behind the best: on the same test samples, with a 95 % interval over their choice, not over seeds."
+        )
+    said += [f"Not compared sample by sample: {why}."] if why and len(groups) > 1 else []
+    said += notices(by_row)
+    lines = [*aligned(rows), *([""] if said else []), *said, *_data(results)]
+    return Comparison(groups, by_sample, lines)
+
+
+def notices(rows: Mapping[str, Mapping[Path, dict[str, Any]]]) -> list[str]:
+    """What remarks say of the runs, once each, and of which rows or runs where it is not of all.
+
+    Args:
+        rows: the folders of each row's runs, with their result.json; empty of an unfinished run.
+    """
+    results = [(folder, result) for own in rows.values() for folder, result in own.items() if result]
+    held: dict[str, list[Path]] = {}
+    for folder, result in results:
+        for text in remarks(result):
+            held.setdefault(text, []).append(folder)
+    short = named(folder for folder, _ in results)
+    said = []
+    for text, holders in held.items():
+        who = []
+        for name, own in rows.items():
+            mine = [folder for folder in own if folder in holders]
+            who += [name] if len(mine) == len(own) else [short[folder] for folder in mine]
+        said.append(text if len(holders) == len(results) else f"{', '.join(who)}: {text}")
+    return said
+
+
+def _finished(folders: Sequence[Path], say: Callable[[str], None]) -> dict[Path, dict[str, Any]]:
+    """The results of those that are finished runs."""
+    missing = [folder for folder in folders if not folder.exists()]
+    kept = [folder for folder in folders if is_run(folder) and not unfinished(folder)]
+    for folder in () if kept else folders:
+        if folder.is_dir() and (inside := sum(map(is_run, folder.iterdir()))):
+            raise FedsaddleError(
+                f"{folder}: is no run, but holds {inside}; name these: fedsaddle compare {folder}/*"
+            )
+    if missing and missing[0].name == "*" and missing[0].parent.is_dir():  # the shell found nothing
+        raise FedsaddleError(f"{missing[0].parent}: there is no run in it yet; fedsaddle run makes one")
+    if missing or not kept:
+        read_result([*missing, *folders][0])  # which says what is wrong with it
+    for folder in folders:
+        if folder.is_file() and folder.suffix == ".html":  # a page beside its runs
+            continue
+        if not is_run(folder):
+            say(f"{folder}: is not a run, left out")
+        elif unfinished(folder):
+            say(f"{folder}: did not finish, left out{going_on(folder)}")
+    return {folder: read_result(folder) for folder in kept}
+
+
+def _mean(values: Sequence[Any]) -> str:
+    """A number; of several their mean and standard deviation."""
+    if len(values) == 1:
+        return number(values[0])
+    if not all(isinstance(v, float) for v in values):
+        return "-"
+    return f"{number(statistics.fmean(values))} ± {number(statistics.stdev(values))}"
+
+
+def _data(results: Mapping[Path, dict[str, Any]]) -> list[str]:
+    """The data of each run, where they differ: the columns do not compare like with like then."""
+    data = [
+        "{clients} clients, {samples} training samples".format(**r["config"]["federation"])
+        + (f" of {'x'.join(map(str, r['sample']['shape'])) or 1}" if r.get("sample") else "")
+        + f", clients evaluated on their {r['clients_evaluated_on']} data"
+        for r in results.values()
+    ]
+    if len(set(data)) < 2:
+        return []
+    each = [f"  {folder}: {text}" for folder, text in zip(results, data, strict=True)]
+    return ["", "These runs have different data:", *each]
