@@ -9,13 +9,19 @@ A page asks for it by a line of its own:
     <!-- faults: codasca -->               the faults that tests/test_mutations.py puts into a file
     <!-- tests -->                         the source of the tests that the page names
     <!-- source: codasca -->               the file
-    <!-- experiments: codasca -->          a paper's claims, tables and figures; of all papers without a name
-    <!-- obtained: codasca/interval; Test AUC -->   one table, with its command
+    <!-- experiments: codasca -->          a paper's claims, tables and figures
     <!-- named: problems -->               what a config can name, with its keys
     <!-- commands -->                      the help of every command
     <!-- file: SECURITY.md -->             a file of the repository
 
-and {{ codasca/interval; Test AUC; CODASCA; 32 }} is one cell of a table. What is not there ends the build.
+What is not there ends the build. Numbers of the experiments stand in the pages themselves, so that they can be read as
+they are, behind or between comments that say where they come from:
+
+    <!-- obtained: codasca/interval; Test AUC -->                  one table with its command, up to <!-- end -->
+    <!-- claims: codasca -->                                       all claims of a paper, judged, up to <!-- end -->
+    0.9312 ± 0.0021<!-- codasca/interval; Test AUC; CODASCA; 32 -->    one cell of a table
+
+`python docs/hook.py` writes them anew, and a build ends where they are not those of the experiments.
 """
 
 from __future__ import annotations
@@ -45,7 +51,12 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 EXPERIMENTS = ROOT / "experiments"
 MARK = re.compile(r"^<!-- (\w+)(?:: (.+?))? -->$", flags=re.M)
-CELL = re.compile(r"\{\{ *(.+?) *\}\}")
+TABLE = re.compile(
+    r"^(<!-- (obtained|claims): ([^\n]+?) -->)\n(?:(?!<!-- ).)*?\n(<!-- end -->)$", flags=re.M | re.S
+)
+CELL = re.compile(
+    r"(?P<number>-?\d[\d.,]*(?:e-?\d+)?(?: (?:± [\d.e-]+|ms|s))?)?(?P<mark><!-- (?P<place>[^;<>]+(?:; [^;<>]+){3}) -->)"
+)
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
@@ -63,7 +74,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     try:
-        return written(markdown)
+        if renewed(markdown) != markdown:
+            raise ValueError(
+                "has numbers that are not those of the experiments; python docs/hook.py writes them anew"
+            )
+        return written(CELL.sub(lambda m: unbroken(m["number"]), markdown))
     except (LookupError, OSError, ValueError) as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from error
 
@@ -78,8 +93,14 @@ def written(markdown: str) -> str:
             return tests_source(markdown)
         return WRITERS[mark[1]](*([mark[2]] if mark[2] else []))
 
-    out = CELL.sub(lambda m: cell(*m[1].split("; ")), markdown)
+    out = TABLE.sub(lambda m: unbroken(m[0].removeprefix(m[1]).removesuffix(m[4])), markdown)
     return MARK.sub(made, linked(out) if "<!-- tests -->" in markdown else out)
+
+
+def renewed(markdown: str) -> str:
+    """A page with the numbers of the experiments as they are now."""
+    out = TABLE.sub(lambda m: f"{m[1]}\n\n{NUMBERS[m[2]](m[3])}\n\n{m[4]}", markdown)
+    return CELL.sub(lambda m: cell(*m["place"].split("; ")) + m["mark"], out)
 
 
 # --------------------------------------------------------------------------------------------- algorithms
@@ -251,7 +272,7 @@ def sections(result: str) -> dict[str, str]:
 def section(result: str, caption: str) -> str:
     for own, body in sections(result).items():
         if own.startswith(caption):
-            return unbroken(body)
+            return body
     raise LookupError(f"{result}: has no table {caption!r}")
 
 
@@ -278,9 +299,32 @@ def verdicts(result: str) -> list[dict[str, Any]]:
     return list(json.loads((results()[result] / "results.json").read_text())["verdicts"])
 
 
-def paper_experiments(paper: str | None = None) -> str:
-    if paper is None:
-        return all_papers()
+def claims(paper: str) -> str:
+    """Every claim of a paper as it was judged, and what that took."""
+    rows, took = [], []
+    for name in (name for name in experiments() if name.startswith(f"{paper}/")):
+        own = [result for result in results() if result == name or result.startswith(f"{name}/")]
+        for result in own:
+            took.append(f"{len(took) + 1}. `{command(result)}`: {wall_time(result)}")
+            rows += [
+                [str(len(took)), escaped(v["claim"]), "holds" if v["holds"] else "**does not hold**", escaped(v["numbers"])]
+                for v in verdicts(result)
+            ]  # fmt: skip
+        if not own:
+            took.append(f"{len(took) + 1}. `fedsaddle reproduce {name}`: not run in full, no claim judged")
+    return table(["run", "claim", "", "obtained"], rows) + "\n\nRuns:\n\n" + "\n".join(took)
+
+
+def wall_time(result: str) -> str:
+    about = json.loads((results()[result] / "results.json").read_text())
+    where = "an H200" if "--device cuda" in about["command"] else "CPU cores"
+    parts = "; some parts are missing" if about.get("missing") else ""
+    return (
+        f"{about['seconds'] / 60:.1f} minutes of {where}, seeds {', '.join(map(str, about['seeds']))}{parts}"
+    )
+
+
+def paper_experiments(paper: str) -> str:
     blocks = []
     for name, title in experiments().items():
         if not name.startswith(f"{paper}/"):
@@ -321,17 +365,6 @@ def one_result(result: str, name: str) -> Iterator[str]:
     if (folder / "notes.md").exists():
         notes = (folder / "notes.md").read_text(encoding="utf-8")
         yield folded("info", "Notes on what was obtained", level(notes))
-
-
-def all_papers() -> str:
-    rows = []
-    for name, title in experiments().items():
-        own = [result for result in results() if result == name or result.startswith(f"{name}/")]
-        for result in own or [name]:
-            held = [v["holds"] for v in verdicts(result)] if own else []
-            page = f"[{result}]({name.partition('/')[0]}.md)"
-            rows.append([page, escaped(title), f"{sum(held)} of {len(held)}" if own else "not judged yet"])
-    return table(["experiment", "what", "claims that hold"], rows)
 
 
 def verdict(holds: bool) -> str:
@@ -447,6 +480,7 @@ def to_pages(text: str, up: str = "") -> str:
     return re.sub(r"`?docs/((\w+)\.md)`?", rf"[\2]({up}\1)", text)
 
 
+NUMBERS: dict[str, Callable[..., str]] = {"obtained": obtained, "claims": claims}
 WRITERS: dict[str, Callable[..., str]] = {
     "algorithms": all_algorithms,
     "algorithm": algorithm,
@@ -456,8 +490,14 @@ WRITERS: dict[str, Callable[..., str]] = {
     "tests": tests_source,
     "source": source,
     "experiments": paper_experiments,
-    "obtained": obtained,
     "named": named,
     "commands": commands,
     "file": file,
 }
+
+if __name__ == "__main__":
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        if (new := renewed(text)) != text:
+            page.write_text(new, encoding="utf-8")
+            print(f"{page.relative_to(ROOT)}: new numbers")
