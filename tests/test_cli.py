@@ -157,6 +157,23 @@ def test_compare_report_and_show(fedsaddle: Command) -> None:
     assert Path("runs/tiny/report.html").exists()
 
 
+def test_a_comparison_fits_the_terminal(fedsaddle: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for lr in (0.01, 0.02):
+        assert (
+            fedsaddle(
+                "run", save(TABLE), "--quiet", "--set", f"algorithm.lr={lr}", "--out", f"runs/{lr}"
+            ).code
+            == 0
+        )
+    whole = fedsaddle("compare", "runs/0.01", "runs/0.02").out.partition("\n\n")[0]
+    monkeypatch.setattr("fedsaddle.compare.room", lambda: 60)
+    narrow = fedsaddle("compare", "runs/0.01", "runs/0.02").out
+    blocks = [block.splitlines() for block in narrow.split("\n\n") if block.startswith("run ")]
+    assert len(blocks) > 1 and all(len(line) <= 60 for block in blocks for line in block)
+    assert all([line.split()[0] for line in block] == ["run", "0.01", "0.02"] for block in blocks)
+    assert {word for block in blocks for word in " ".join(block).split()} == set(whole.split())
+
+
 def test_compare_says_when_the_data_differ(fedsaddle: Command) -> None:
     fedsaddle("run", save(TABLE), "--quiet")
     fedsaddle("run", save(TABLE), "--set", "data.test=0.5", "--quiet")

@@ -47,6 +47,15 @@ def test_clients_with_few_samples_of_a_class_are_counted(tmp_path: Path) -> None
     assert remarks(result | {"test_class_counts": None}) == []  # as an older fedsaddle left it
 
 
+def test_clients_with_one_class_are_named() -> None:
+    result = summary(fs.AUC(torch.nn.Linear(3, 1)), 0.05, positives=20)
+    one = result | {"test_class_counts": [[50, 0], [50, 50]], "client_names": ["ward", "clinic"]}
+    (said,) = remarks(one)
+    assert said.startswith("ward has test samples of one class only, so it has no AUC") and said.doubts == ()
+    many = one | {"test_class_counts": [[50, 0]] * 7, "client_names": list("abcdefg")}
+    assert remarks(many)[0].startswith("a, b, c, d, e and 2 more have test samples of one class only")
+
+
 def test_an_accuracy_no_better_than_one_answer_is_said() -> None:
     result = summary(fs.ERM(torch.nn.Linear(3, 1)), 0.05, positives=20)
     counts = np.array(result["test_class_counts"]).sum(0)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import fedsaddle as fs
 from fedsaddle import figures, report
-from fedsaddle.figures import linear_weights
+from fedsaddle.figures import linear_weights, log_axis
 from fedsaddle.models import Linear
 from tests.harness import binary
 
@@ -215,6 +215,13 @@ def test_folders_with_the_same_name_are_told_apart(tmp_path: Path) -> None:
     assert {t["name"] for t in page.figures[0]["data"]} == {"a/run", "b/run"}
 
 
+@pytest.mark.parametrize("low", [1e-7, 0.0123, 1.0, 9.9, 31.0, 4e5])
+@pytest.mark.parametrize("ratio", [1.0, 1.001, 1.3, 3.0, 5.9, 6.1, 40.0, 299.0, 301.0, 1e9])
+def test_a_log_axis_has_two_to_nine_labels(low: float, ratio: float) -> None:
+    axis = log_axis([low, None, low * ratio])
+    assert 2 <= len(axis["tickvals"]) <= 9 and len(set(axis["ticktext"])) == len(axis["ticktext"])
+
+
 def test_distance_is_drawn_on_a_log_axis(tmp_path: Path) -> None:
     fed = fs.quadratic_federation(clients=3, dim_x=4, dim_y=2)
     run = fs.train(
@@ -352,6 +359,29 @@ def test_an_unfinished_run_is_reported_as_far_as_it_got(tmp_path: Path) -> None:
     page = Page(report.write_report(folder))
     assert "has not finished" in page.text and "first 3 rounds" in page.text
     assert page.cards == {"numbers", "words", "course", "convergence"}
+
+
+def test_a_run_that_has_finished_no_round_has_no_curves(tmp_path: Path) -> None:
+    folder = auc_run(tmp_path / "run")
+    (folder / "result.json").unlink()
+    first, *_ = (folder / "history.jsonl").read_text().splitlines()
+    (folder / "history.jsonl").write_text(first + "\n")
+    page = Page(report.write_report(folder))
+    assert "numbers are of the model before training" in page.text
+    assert page.cards == {"numbers", "words"}
+
+
+def test_few_evaluations_are_drawn_whole() -> None:
+    def drawn(n: int) -> list[float]:
+        records = [{"round": r, "auc": 0.5 + r / 100} for r in range(n)]
+        return list(
+            figures.course([figures.Group("a", 0, [figures.Run(records)])], "auc")
+            .panels[0]
+            .layout["yaxis"]["range"]
+        )
+
+    assert drawn(2)[0] < 0.5 and drawn(4)[0] < 0.5
+    assert drawn(30)[0] > 0.51  # the start, of an untrained model, may lie below
 
 
 def test_undefined_metrics_leave_gaps_and_valid_json(tmp_path: Path) -> None:
@@ -494,9 +524,9 @@ def test_each_client_stands_in_a_table_with_what_its_number_rests_on(tmp_path: P
 
 
 def test_late_bands_are_inside_the_range() -> None:
-    line = {"y": [0.5, 0.6, 0.7, 0.8]}
+    line = {"y": [0.5, 0.6, 0.65, 0.7, 0.75, 0.8]}
     band = {
-        "y": [0.6, 0.7, 0.85, 0.9, 0.7, 0.65, 0.5, 0.4],
+        "y": [0.6, 0.7, 0.75, 0.85, 0.87, 0.9, 0.7, 0.67, 0.65, 0.5, 0.45, 0.4],
         "fill": "toself",
     }  # up to 0.9 and back from 0.7 at the end
     low, high = figures._focus([band, line])

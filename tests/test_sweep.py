@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import re
+import statistics
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsaddle import cli, journal, sweep_report
+from fedsaddle import cli, journal, metrics, sweep_report
 from fedsaddle import config as configs
 from fedsaddle.config import dump, load, resolve
 from fedsaddle.errors import FedsaddleError
@@ -238,7 +239,9 @@ def fabricate(file: str, metrics: Callable[[dict[str, Any], int], dict[str, Any]
         for point, runs in zip(todo.points, todo.runs, strict=True):
             for c in runs:
                 made = metrics(point, c.tree["train"]["seed"])
-                entry = {"config": dump(c), "metrics": made, "clients_evaluated_on": "test"}
+                entry = {"config": dump(c), "metrics": made, "clients_evaluated_on": "test"} | made.pop(
+                    "entry", {}
+                )
                 journal_file.write(json.dumps(entry) + "\n")
 
 
@@ -267,6 +270,66 @@ def test_the_choice_is_on_validation_and_not_on_test() -> None:
         result = sweep(on_test, out="out")
     assert result.best is not None and result.best.point == {"algorithm.lr": 0.1}
     assert "optimistic" in Path("out/table.md").read_text()
+
+
+def test_points_within_the_interval_of_the_chosen_one_are_marked() -> None:
+    file = save(CANCER, {"algorithm.lr": [0.1, 0.2, 0.3, 0.4]})
+    valid = {0.1: 0.70, 0.2: 0.90, 0.3: 0.86, 0.4: 0.849}
+    ends = {0.1: [0.6, 0.8], 0.2: [0.84, 0.94], 0.3: [0.8, 0.9], 0.4: [0.8, 0.9]}
+
+    def metrics(point: dict[str, Any], seed: int) -> dict[str, Any]:
+        at = point["algorithm.lr"]
+        entry = {
+            "valid_auc_interval": [end + seed / 50 for end in ends[at]]
+        }  # mean of both seeds: 0.85 to 0.95
+        return {"valid_auc": valid[at], "auc": 0.5, "entry": entry}
+
+    fabricate(file, metrics)
+    result = sweep(file, out="out")
+    assert result.interval == pytest.approx((0.85, 0.95))
+    assert [row[0] for row in result.table()[1:]] == ["*", "~", "", ""]
+    said = "samples (DeLong): 0.850 to 0.950. 1 of the 3 other points lies within it (marked ~)"
+    assert said in result.verdict()
+    assert said.replace("~", "\\~") in Path("out/table.md").read_text()
+    assert json.loads(Path("out/results.json").read_text())["chosen"]["level"] == 1
+    without = Path("out/runs.jsonl").read_text().splitlines(keepends=True)
+    older = [
+        json.dumps({k: v for k, v in json.loads(line).items() if k != "valid_auc_interval"})
+        for line in without
+    ]
+    Path("out/runs.jsonl").write_text("\n".join(older) + "\n")  # as an older fedsaddle wrote it
+    assert sweep(file, out="out").interval is None and not sweep(file, out="out").sure
+
+
+def test_the_interval_is_of_the_validation_samples_and_no_narrower_than_that_of_the_seeds_together() -> None:
+    file = save(CANCER, {"algorithm.lr": [0.01]}, seeds=[0, 1, 2])
+    result = sweep(file, out="out")
+    scored, positive = [], torch.empty(0)
+    for c in plan(file).runs[0]:
+        run = c.run()
+        assert run.federation.valid is not None
+        with torch.no_grad():
+            scored.append(run.model(run.federation.valid.data["x"].double()).squeeze(-1))
+        positive = run.federation.valid.data["y"] == 1
+    own = [metrics.auc_interval(s, positive) for s in scored]
+    low, high = (statistics.fmean(end) for end in zip(*((i.low, i.high) for i in own if i), strict=True))
+    assert result.interval == pytest.approx((low, high), abs=1e-6)
+    together = metrics.auc_interval(torch.stack(scored), positive)
+    assert together is not None and high - low >= together.high - together.low - 1e-9
+
+
+def test_an_objective_that_grew_is_said() -> None:
+    tree = copy.deepcopy(CANCER) | {
+        "problem": {"name": "erm"},
+        "algorithm": {"name": "fedavg", "local_steps": 2},
+    }
+    result = sweep(save(tree, {"algorithm.lr": [1e4, 0.01]}, metric="valid_accuracy"), out="out")
+    wild, tame = result.rows
+    assert (wild.diverged, wild.grown, wild.trouble) == (0, 2, "objective grew 2/2")
+    assert (tame.grown, tame.trouble) == (0, "")
+    assert "objective grew 2/2" in Path("out/table.md").read_text()
+    alone = sweep(save(tree, {"algorithm.lr": [1e4]}, metric="valid_accuracy"), out="out")
+    assert "In 2 of 2 runs of the chosen point the objective ended above where it began" in alone.verdict()
 
 
 def test_ties_go_to_the_first_and_the_mean_decides() -> None:
@@ -299,7 +362,7 @@ def test_a_point_with_one_diverged_run_is_never_chosen() -> None:
     assert result.best is not None and result.best.point == {"algorithm.lr": 0.3}
     assert [row[1:] for row in result.table()[1:]] == [
         ["0.3", "0.6000 ± 0.0000", "-"],
-        ["0.1", "-", "1/2"],
+        ["0.1", "-", "diverged 1/2"],
         ["0.2", "-", "-"],
     ]
 
@@ -395,8 +458,8 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert (end.value.code, err) == (0, "")
     table = out.split("\n\n")[0].splitlines()
-    assert table[0].split() == ["algorithm.lr", "algorithm.local_steps", "valid_auc", "diverged"]
-    assert len(table) == 13 and [line[0] for line in table[1:]] == ["*", *" " * 11]
+    assert table[0].split() == ["algorithm.lr", "algorithm.local_steps", "valid_auc", "trouble"]
+    assert len(table) == 13 and re.fullmatch(r"\*~* *", "".join(line[0] for line in table[1:]))
     assert "On test data, of the chosen point only: auc " in out
     folder = Path("runs/sweep/sweep")
     assert out.endswith(f"{folder}: runs.jsonl, table.md, results.json, best.toml, sweep.html\n")

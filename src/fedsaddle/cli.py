@@ -30,7 +30,7 @@ from fedsaddle.kinds import ABOUT, Kind
 from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned, check_config
 from fedsaddle.progress import human_bytes, spinner
 from fedsaddle.remarks import of_training, remarks
-from fedsaddle.tables import METRICS, aligned, number
+from fedsaddle.tables import METRICS, aligned, number, room
 
 if TYPE_CHECKING:  # torch is loaded by the commands that need it, so that the others start at once
     from fedsaddle.federation import Federation
@@ -238,7 +238,8 @@ def sweep(
     from fedsaddle.sweep import sweep
 
     result = sweep(file, assigned(assignments, track), out, jobs=jobs)
-    print("\n".join(aligned(result.table())) + f"\n\n{result.verdict()}\n")
+    lines = aligned(result.table(), room(), keep=1 + len(result.plan.keys))
+    print("\n".join(lines) + f"\n\n{result.verdict()}\n")
     written = ("runs.jsonl", "table.md", "results.json", "best.toml", "sweep.html")
     print(f"{result.out}: {', '.join(name for name in written if (result.out / name).exists())}")
 

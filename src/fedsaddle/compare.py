@@ -12,7 +12,7 @@ from fedsaddle.folder import going_on, is_run, read_result, unfinished
 from fedsaddle.progress import human_bytes
 from fedsaddle.remarks import remarks
 from fedsaddle.repetitions import grouped, named
-from fedsaddle.tables import METRICS, aligned, number
+from fedsaddle.tables import METRICS, aligned, number, room
 
 if TYPE_CHECKING:  # torch is loaded after the folders were found to be runs
     from fedsaddle.scores import Compared
@@ -77,7 +77,7 @@ def compare(folders: Sequence[Path], say: Callable[[str], None]) -> Comparison:
         )
     said += [f"Not compared sample by sample: {why}."] if why and len(groups) > 1 else []
     said += notices(by_row)
-    lines = [*aligned(rows), *([""] if said else []), *said, *_data(results)]
+    lines = [*aligned(rows, room()), *([""] if said else []), *said, *_data(results)]
     return Comparison(groups, by_sample, lines)
 
 
@@ -90,10 +90,10 @@ def notices(rows: Mapping[str, Mapping[Path, dict[str, Any]]]) -> list[str]:
     results = [(folder, result) for own in rows.values() for folder, result in own.items() if result]
     held: dict[str, list[Path]] = {}
     for folder, result in results:
-        for text in remarks(result):
-            held.setdefault(text, []).append(folder)
+        for remark in remarks(result):
+            held.setdefault(remark, []).append(folder)
     short = named(folder for folder, _ in results)
-    said = []
+    said: list[str] = []
     for text, holders in held.items():
         who = []
         for name, own in rows.items():

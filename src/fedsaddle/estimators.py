@@ -588,9 +588,7 @@ class FederatedAUCClassifier(FederatedClassifier):
         """
         if self.algorithm is not None or "lr" in (self.algorithm_params or {}):
             run = super()._trained(problem, algorithm, federation, settings)
-            first, *_, last = run.records
-            start = {f"{key}_at_start": first.get(key) for key in ("phi", "grad_phi")}
-            for said in of_training({"metrics": last, **start}):
+            for said in of_training({"metrics": run.metrics, **run.began}):
                 warn(f"{type(self).__name__}: {said} Without lr one is found.")
             return run
         if "out" in settings:

@@ -587,10 +587,13 @@ def log_axis(values: Sequence[float | None]) -> Record:
         at = {10.0**k: f"10<sup>{k}</sup>" for k in range(first, last + 1, every)}
     else:
         near = [m * 10.0**k for k in range(first - 1, last + 1) for m in (1, 2, 5)]
-        step = next(s for s in near if 5 * s >= high - low) if high < 6 * low else 0.0
+        step = next(s for s in near if 7 * s >= 1.2 * high - 0.8 * low) if high < 6 * low else 0.0
         even = [step * k for k in range(1, int(1.2 * high / step) + 1)] if step else near
         at = {v: f"{v:.4g}" for v in even if 0.8 * low <= v <= 1.2 * high}
-    return {"type": "log", "tickvals": list(at), "ticktext": list(at.values())}
+    axis = {"type": "log", "tickvals": list(at), "ticktext": list(at.values())}
+    if high < 6 * low:  # else a single value would stand in the middle of two decades
+        axis["range"] = [math.log10(0.8 * low), math.log10(1.2 * high)]
+    return axis
 
 
 def _lines(
@@ -644,9 +647,12 @@ def _focus(data: list[Record]) -> list[float]:
 
 
 def _late(y: list[float], band: bool) -> list[float]:
-    """A line without its beginning; of a band, which goes along its upper edge and back along the lower, the second half."""
+    """A line without its beginning; of a band, which goes along its upper edge and back along the lower, the second half.
+
+    A line of few evaluations is whole.
+    """
     if not band:
-        return y[max(1, len(y) // 10) :] or y
+        return y[max(1, len(y) // 10) :] if len(y) > 4 else y
     n = len(y) // 2
     return y[n // 2 : n] + y[n : n + (n + 1) // 2]
 

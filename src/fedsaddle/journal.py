@@ -105,7 +105,10 @@ def _entry(config: Config, run: Run, curves: Sequence[str]) -> Entry:
     """What is written down of a finished run."""
     key = {"config": key_of(config)}
     try:
-        entry = {"metrics": run.metrics, "clients_evaluated_on": run.evaluated_on}
+        entry: Entry = {"metrics": run.metrics, "clients_evaluated_on": run.evaluated_on}
+        entry |= {k: v for k, v in run.began.items() if v is not None}
+        if interval := run.auc_interval("valid"):
+            entry["valid_auc_interval"] = interval
         return key | entry | ({"curves": _curves(run, curves)} if curves else {})
     except Diverged:
         return key | {"metrics": {"diverged": 1.0}}

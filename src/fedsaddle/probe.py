@@ -20,6 +20,7 @@ from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.participation import Cyclic, Full, Independent, Uniform, calendar
 from fedsaddle.problems import AUC
 from fedsaddle.progress import spinner
+from fedsaddle.tables import aligned
 from fedsaddle.theory import THEOREMS, Assumption, Constants, Setting, Steps, prescribe, probe
 from fedsaddle.train import train
 
@@ -161,7 +162,7 @@ class Report:
             bound, meaning = CONSTANTS[name]
             rows.append([name, bound, *(number(getattr(c, name)) for c in self.measured.values()), meaning])
         end = ">= <=: of the worst client; other points may be worse. ~: at the first point."
-        return [*_filled(head, ""), *aligned(rows), *_filled(end)]
+        return [*_filled(head, ""), *_indented(rows), *_filled(end)]
 
     def _theory(self) -> list[str]:
         if self.steps is None:
@@ -172,7 +173,7 @@ class Report:
             label = f"{row.name}, round {row.round + 1}" if row.round else row.name
             mine = "-" if row.configured is None else number(row.configured)
             rows.append([label, number(row.theory), mine, row.words])
-        return [*_filled(f"Theory: {self.steps.theorem} ({grade})", ""), *aligned(rows)]
+        return [*_filled(f"Theory: {self.steps.theorem} ({grade})", ""), *_indented(rows)]
 
     def _assumptions(self) -> list[str]:
         lines = []
@@ -424,13 +425,8 @@ def number(value: float | None) -> str:
     return f"{float(f'{value:.3g}'):.10g}"
 
 
-def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of rows in aligned columns, indented."""
-    table = list(rows)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table
-    ]
+def _indented(rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"  {line}" for line in aligned(list(rows))]
 
 
 def _filled(text: str, first: str = "  ", then: str | None = None) -> list[str]:

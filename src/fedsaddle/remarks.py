@@ -4,19 +4,42 @@ from __future__ import annotations
 
 from typing import Any
 
+_NAMED = 5  # clients in a sentence
 _FEW = 10  # samples of a class; with fewer an AUC says little
 _SWING = 0.03  # of an AUC or accuracy from one late evaluation to another; more is said
 _RISE = 0.01
 _HARDLY = 0.7  # of the gradient that a run began with; with more it is not at its end
 
 
-def remarks(result: dict[str, Any]) -> list[str]:
+class Remark(str):
+    """A sentence, and the metrics by which no run should be preferred because of it."""
+
+    doubts: tuple[str, ...] = ()
+
+    @classmethod
+    def doubting(cls, text: str, *metrics: str) -> Remark:
+        said = cls(text)
+        said.doubts = metrics
+        return said
+
+
+def remarks(result: dict[str, Any]) -> list[Remark]:
     """Of a result.json, whose keys of later versions may be missing."""
-    return [*of_training(result), *_of_chance(result), *_of_clients(result), *_of_accuracy(result)]
+    said = [*of_training(result), *_of_chance(result), *_of_clients(result), *_of_accuracy(result)]
+    return [text if isinstance(text, Remark) else Remark(text) for text in said]
 
 
 def of_training(result: dict[str, Any]) -> list[str]:
     """Whether training has made the model worse, or was not at its end."""
+    return (
+        grown(result)
+        or _of_course(result)
+        or _of_gradient(result.get("grad_phi_at_start"), result["metrics"].get("grad_phi"))
+    )
+
+
+def grown(result: dict[str, Any]) -> list[str]:
+    """Whether what training lowers is higher than before it, as after steps too large; also of a journal's entry."""
     for key, words in (("loss", "training loss"), ("phi", "objective phi")):
         first = result.get(f"{key}_at_start")
         if first is None or key not in result["metrics"]:
@@ -27,9 +50,7 @@ def of_training(result: dict[str, Any]) -> list[str]:
         if last > first + 0.01 * abs(first):
             began = f"above the {first:.4g} it began with"
             return [f"The {words} ended at {last:.4g}, {began}: a smaller step may help."]
-    return _of_course(result) or _of_gradient(
-        result.get("grad_phi_at_start"), result["metrics"].get("grad_phi")
-    )
+    return []
 
 
 def _of_gradient(first: float | None, last: float | None) -> list[str]:
@@ -88,13 +109,19 @@ def _of_clients(result: dict[str, Any]) -> list[str]:
         return []
     positive = result["config"]["problem"].get("positive", 1)
     rarest = [min(row[positive], sum(row) - row[positive]) for row in counts]
-    few = [n for n in rarest if 0 < n < _FEW]  # with none there is no AUC
-    if not few:
-        return []
-    return [
-        f"{len(few)} of {len(names)} clients have fewer than {_FEW} test samples of one class, down to {min(few)}: their "
-        "AUCs, and so the worst and best 20 %, hang on single samples."
-    ]
+    few = [n for n in rarest if 0 < n < _FEW]
+    said: list[str] = []
+    if few:
+        text = f"{len(few)} of {len(names)} clients have fewer than {_FEW} test samples of one class, down to {min(few)}: "
+        text += "their AUCs, and so the worst and best 20 %, hang on single samples."
+        said.append(Remark.doubting(text, "auc_worst20", "auc_best20", "auc_gini"))
+    if none := [name for name, n in zip(names, rarest, strict=True) if n == 0]:
+        listed = ", ".join(none[:_NAMED]) + (f" and {len(none) - _NAMED} more" if len(none) > _NAMED else "")
+        text = "has test samples of one class only, so it has no AUC, and no part"
+        if len(none) > 1:
+            text = "have test samples of one class only, so they have no AUC, and no part"
+        said.append(f"{listed} {text} in the mean over clients or the worst 20 %.")
+    return said
 
 
 def _of_accuracy(result: dict[str, Any]) -> list[str]:
@@ -115,4 +142,5 @@ def _of_accuracy(result: dict[str, Any]) -> list[str]:
     share = totals[most] / sum(totals.values())
     if accuracy > share + 0.005:
         return []
-    return [f"Always answering {most!r} has an accuracy of {share:.4f} on the test samples."]
+    text = f"Always answering {most!r} has an accuracy of {share:.4f} on the test samples."
+    return [Remark.doubting(text, "accuracy")]

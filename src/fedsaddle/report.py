@@ -47,10 +47,6 @@ NOTES = {
 }
 
 
-_DOUBTS = {  # columns, by what a remark says
-    "worst and best 20 %": ("_worst20", "_best20", "_gini"),
-    "Always answering": ("accuracy",),
-}
 _MOST_CLIENTS, _SHOWN_CLIENTS = 500, 12  # in a table, and in one that is open
 
 WORDS: list[tuple[str, str, tuple[str, ...]]] = [  # word, meaning, and the metrics with which it is shown
@@ -92,8 +88,11 @@ def write_report(run_dir: Folder) -> Path:
     ]
     lead = ""
     if not run.result:
-        text = "This run has not finished: there is no result.json. The report shows its first "
-        lead = page.element("p", f"{text}{plural(run.final['round'], 'round')}{going_on(folder)}", "warning")
+        shown = f"The report shows its first {plural(run.final['round'], 'round')}"
+        if not run.final["round"]:
+            shown = "It has finished no round: numbers are of the model before training"
+        text = f"This run has not finished: there is no result.json. {shown}{going_on(folder)}"
+        lead = page.element("p", text, "warning")
     lead += "".join(
         page.element("p", said, "warning") for said in (remarks(run.result) if run.result else [])
     )
@@ -186,6 +185,8 @@ def _read(folder: Path) -> Run:
 
 def _figures(groups: list[Group], main: str) -> list[page.Card | None]:
     one = groups[0].runs[0] if len(groups) == 1 and len(groups[0].runs) == 1 else None
+    if one and not one.final["round"]:  # nothing but the start
+        return []
     return [
         page.drawn("course", figures.course(groups, main)),
         page.drawn("clients", figures.by_client(groups, main)),
@@ -368,8 +369,7 @@ def _best(key: str, values: list[list[float]]) -> int | None:
 
 def _doubted(key: str, group: Group) -> bool:
     """Whether a remark on a row's runs makes its value a poor reason to prefer it."""
-    said = [text for run in group.runs if run.result for text in remarks(run.result)]
-    return any(words in text and key.endswith(ends) for words, ends in _DOUBTS.items() for text in said)
+    return any(key in said.doubts for run in group.runs if run.result for said in remarks(run.result))
 
 
 def _communication(run: Run) -> page.Card | None:

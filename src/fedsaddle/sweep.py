@@ -35,6 +35,7 @@ import itertools
 import math
 import os
 import random
+import statistics
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -49,8 +50,10 @@ from fedsaddle import config as configs
 from fedsaddle import sweep_report
 from fedsaddle.config import Config
 from fedsaddle.errors import FedsaddleError, did_you_mean, nearest_or_all
+from fedsaddle.folder import between
 from fedsaddle.journal import TOGETHER, Bar, Entry, Federations, Journal, finish, mean_and_std, over_seeds
 from fedsaddle.keys import Key, in_words, unknown_key
+from fedsaddle.remarks import grown
 from fedsaddle.schema import GENERATED
 from fedsaddle.toml import in_line, quoted, to_toml, to_value
 
@@ -451,6 +454,17 @@ class Row(NamedTuple):
     diverged: int
     runs: list[Entry]
 
+    @property
+    def grown(self) -> int:
+        """How many runs ended, but with an objective above the one they began with."""
+        return sum("diverged" not in entry["metrics"] and bool(grown(entry)) for entry in self.runs)
+
+    @property
+    def trouble(self) -> str:
+        """What went wrong in its runs, in words."""
+        found = {"diverged": self.diverged, "objective grew": self.grown}
+        return ", ".join(f"{what} {n}/{len(self.runs)}" for what, n in found.items() if n)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -492,6 +506,39 @@ class Result:
         first = self.ranked[0]
         return first if self.score(first) is not None else None
 
+    @functools.cached_property
+    def interval(self) -> tuple[float, float] | None:
+        """Between what the chosen point's validation AUC may lie, over the choice of samples: 95 %; None of other metrics.
+
+        Of several seeds it is the mean of their intervals, which is at least as wide as that of their mean AUC.
+        """
+        found = [entry.get("valid_auc_interval") for entry in (self.best.runs if self.best else [])]
+        if self.plan.metric != "valid_auc" or not found or not all(found):
+            return None
+        low, high = (statistics.fmean(ends) for ends in zip(*found, strict=True))
+        return low, high
+
+    @functools.cached_property
+    def level(self) -> list[Row]:
+        """Points within that interval, which validation samples may not tell from the chosen one."""
+        if self.interval is None or self.plan.minimise:
+            return []
+        low = self.interval[0]
+        return [r for r in self.ranked[1:] if (s := self.score(r)) is not None and s >= low]
+
+    @property
+    def sure(self) -> str:
+        """How far the choice of validation samples may have made the choice, in words; nothing where that is unknown."""
+        if self.interval is None:
+            return ""
+        others = len(self.ranked) - 1
+        text = "95 % interval of the chosen point over the choice of validation samples (DeLong): "
+        text += f"{between(*self.interval)}."
+        if not self.level:
+            return text + " No other point lies within it." * (others > 0)
+        n = f"{len(self.level)} of the {others} other points" if others > 1 else "The other point"
+        return f"{text} {n} lie{'s' * (len(self.level) == 1)} within it (marked ~): these samples may not tell them apart."
+
     def test_metrics(self, row: Row) -> dict[str, dict[str, Any]]:
         """What was measured on test data."""
         on_test = all(entry.get("clients_evaluated_on") == "test" for entry in row.runs)
@@ -506,17 +553,17 @@ class Result:
         }
 
     def table(self) -> list[list[str]]:
-        """Head and rows, from best to worst; the chosen point has a star."""
-        plan, best = self.plan, self.best
+        """Head and rows, from best to worst; the chosen point has a star, those level with it a tilde."""
+        plan, best, level = self.plan, self.best, set(map(id, self.level))
         both = [k for k in plan.mean_and_tail if plan.tradeoff and k != plan.metric]
-        lines = [["", *plan.keys, plan.metric, *both, "diverged"]]
+        lines = [["", *plan.keys, plan.metric, *both, "trouble"]]
         for row in self.ranked:
             found = [row.metrics.get(k) for k in (plan.metric, *both)]
             shown = ["-" if m is None else mean_and_std(m) for m in found]
-            mark = "*" if row is best else ""
+            mark = "*" if row is best else "~" if id(row) in level else ""
             at = [quoted(row.point[k]) for k in plan.keys if k in row.point]
             at += [in_line(row.point[OTHER]), *[""] * (len(plan.keys) - 1)] if OTHER in row.point else []
-            lines.append([mark, *at, *shown, f"{row.diverged}/{len(row.runs)}" if row.diverged else "-"])
+            lines.append([mark, *at, *shown, row.trouble or "-"])
         return lines
 
     def traded(self) -> dict[str, Row]:
@@ -538,6 +585,17 @@ class Result:
             v for k, v in point[OTHER].items() if isinstance(v, str) and any(p.get(k) != v for p in alike)
         ]
         return ", ".join([point[OTHER]["name"], *text])
+
+    @property
+    def doubts(self) -> list[str]:
+        """In a line each, why the chosen point may not be a good one."""
+        said = list(self.at_an_edge)
+        if self.best is not None and (n := self.best.grown):
+            runs = f"{n} of {len(self.best.runs)} runs" if len(self.best.runs) > 1 else "the run"
+            said.append(
+                f"In {runs} of the chosen point the objective ended above where it began: try smaller steps."
+            )
+        return said
 
     @functools.cached_property
     def at_an_edge(self) -> list[str]:
@@ -582,12 +640,13 @@ class Result:
         text += (
             f"mean ± std over train.seed = {', '.join(map(str, plan.seeds))}, not over the choice of samples."
         )
+        text += f"\n{self.sure}" * bool(self.sure)
         if test := self.test_metrics(best):
             text += "\nOn test data, of the chosen point only: "
             text += ", ".join(f"{k} {mean_and_std(v)}" for k, v in test.items()) + "."
         if not self.fair:
             text += f"\nChosen on {plan.metric}, which is not validation data: results are optimistic."
-        return "\n".join([text, *self.at_an_edge])
+        return "\n".join([text, *self.doubts])
 
 
 def sweep(

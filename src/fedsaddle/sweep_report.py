@@ -22,7 +22,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.citing import cite
 from fedsaddle.data import DATASETS
 from fedsaddle.figures import RESIDUALS, Figure, Legend, Panel, Record, label, log_axis, plural, short
-from fedsaddle.folder import write_whole
+from fedsaddle.folder import between, write_whole
 from fedsaddle.journal import mean_and_std
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.report import sources
@@ -48,13 +48,14 @@ def write(result: Result, command: str) -> None:
     head, *lines = [[cell.replace("|", "\\|") for cell in row] for row in result.table()]
     table = [head, ["---"] * len(head), *lines]
     text = "\n".join("| " + " | ".join(row) + " |" for row in table)
-    text = f"# {plan.name}\n\n`{command}`\n\n{text}\n\n" + result.verdict().replace("*", "\\*") + "\n"
+    verdict = re.sub(r"([*~])", r"\\\1", result.verdict())
+    text = f"# {plan.name}\n\n`{command}`\n\n{text}\n\n{verdict}\n"
     write_whole(out / "table.md", text.encode())
     results: dict[str, Any] = {
         "command": command, "metric": plan.metric, "minimise": plan.minimise, "allow_test": plan.allow_test,
         "seeds": plan.seeds,
         "rows": [
-            {"point": r.point, "diverged": r.diverged}
+            {"point": r.point, "diverged": r.diverged, "grown": r.grown}
             | {k: r.metrics.get(k) for k in dict.fromkeys((plan.metric, *plan.mean_and_tail * bool(plan.tradeoff)))}
             for r in result.ranked
         ],
@@ -66,6 +67,8 @@ def write(result: Result, command: str) -> None:
         results["chosen"] = {
             "point": best.point,
             plan.metric: best.metrics[plan.metric],
+            "interval": result.interval,
+            "level": len(result.level),
             "test": result.test_metrics(best),
         }
         config = (
@@ -88,7 +91,8 @@ def _page(result: Result, best: Row, command: str, config: str) -> None:
     used = [tree[k]["name"] for k in ("algorithm", "problem")]
     used += [tree["data"]["name"]] if tree["data"].get("name") in DATASETS else []
     test = result.test_metrics(best)
-    shown = {label(plan.metric): mean_and_std(best.metrics[plan.metric])}
+    sure = f", 95\u00a0%: {between(*result.interval)}" if result.interval else ""
+    shown = {label(plan.metric) + sure: mean_and_std(best.metrics[plan.metric])}
     on_test = plan.metric.removeprefix("valid_")
     shown |= {
         label(k): mean_and_std(test[k]) for k in [on_test if on_test in test else next(iter(test), "")] if k
@@ -96,7 +100,9 @@ def _page(result: Result, best: Row, command: str, config: str) -> None:
     shown |= {k: _text(v) for k, v in best.point.items() if k in plan.keys[:3]}
     runs, diverged = sum(len(r.runs) for r in result.rows), sum(r.diverged for r in result.rows)
     facts = [plural(len(result.rows), "point"), plural(len(plan.seeds), "seed"), plural(runs, "run")]
+    grown = sum(r.grown for r in result.rows)
     facts += [f"{diverged:,} diverged"] if diverged else []
+    facts += [f"in {grown:,} the objective grew"] if grown else []
     facts.append(f"{'lowest' if plan.minimise else 'highest'} {plan.metric} is best")
     cards = [
         page.drawn("tradeoff", tradeoff(result) if plan.tradeoff else None),
@@ -109,7 +115,7 @@ def _page(result: Result, best: Row, command: str, config: str) -> None:
     ]
     problem = PROBLEMS[tree["problem"]["name"]].__name__
     title = f"{algorithm} on {problem}: {plural(len(plan.keys), 'hyper-parameter')}"
-    lead = "".join(page.element("p", said, "warning") for said in result.at_an_edge)
+    lead = "".join(page.element("p", said, "warning") for said in result.doubts)
     lead += page.tiles(shown.items())
     page.write(result.out / "sweep.html", title, f"Sweep · {plan.name}", facts, lead, cards)
 
@@ -127,6 +133,7 @@ def _chosen(result: Result, best: Row) -> page.Card:
         if many
         else ""
     )
+    note += f"{result.sure} " * bool(result.sure)
     if result.fair:
         note += "Test data were looked at for this point alone." if test else ""
     else:
@@ -142,14 +149,17 @@ def _points(result: Result) -> page.Card:
     head, *lines = result.table()
     rows = []
     for first, *cells in lines[:_LISTED]:
-        kind = " class='best'" if first else ""
-        rows.append([f"<td{kind}>{escape(cell)}</td>" for cell in (*cells, "chosen" if first else "")])
+        kind = " class='best'" if first == "*" else ""
+        word = {"*": "chosen", "~": "level with it"}.get(first, "")
+        rows.append([f"<td{kind}>{escape(cell)}</td>" for cell in (*cells, word)])
     body = page.table("points", [*head[1:], ""], rows[:_OPEN])
     if rest := rows[_OPEN:]:
         summary = page.element("summary", plural(len(rest), "more point"))
         body += f"<details>{summary}{page.table('points', [*head[1:], ''], rest)}</details>"
     left = len(lines) - len(rows)
-    body += page.element("p", f"{plural(left, 'point')} beyond these in table.md." if left else "", "note")
+    note = "Level with it: within the 95 % interval of the chosen point. " if result.level else ""
+    note += f"{plural(left, 'point')} beyond these in table.md." if left else ""
+    body += page.element("p", note.strip(), "note")
     return page.Card("points", "All points, from best to worst", body, wide=True)
 
 
@@ -196,6 +206,7 @@ def seeds(result: Result) -> Figure:
     layout: Record = {
         "xaxis": _titled(label(metric), _by_log(result)) | (log_axis(drawn) if _by_log(result) else {}),
         "yaxis": places | {"range": [len(rows) - 0.4, -0.6], "ticks": "outside"},
+        "shapes": _band(result, "x"),
     }
     note = (
         "Dots are seeds, bars their means. "
@@ -203,6 +214,7 @@ def seeds(result: Result) -> Figure:
         else "One seed: the spread is not known. "
     )
     note += f"Points by {', '.join(_names(keys))}."
+    note += _BAND if result.interval else ""
     return Figure("The best points, seed by seed", [Panel("", data, layout, 96 + 26 * len(rows))], [], note)
 
 
@@ -227,10 +239,26 @@ def _line(result: Result) -> Figure:
         "text": [_point(row) for row in rows], "hovertemplate": "<b>%{text}</b><br>%{y:.5~g}<extra></extra>",
     }  # fmt: skip
     log = log_axis(data["y"]) if _by_log(result) else {}
-    layout = {"xaxis": axis, "yaxis": _titled(label(metric), bool(log)) | log}
+    layout = {"xaxis": axis, "yaxis": _titled(label(metric), bool(log)) | log, "shapes": _band(result, "y")}
+    note = _missing(result) + (_BAND if result.interval else "")
     return Figure(
-        f"{label(metric)} over {key}", [Panel("", [data], layout)], _LEGEND, _missing(result), wide=True
+        f"{label(metric)} over {key}", [Panel("", [data], layout)], _LEGEND, note.strip(), wide=True
     )
+
+
+_BAND = " The band is the chosen point's 95 % interval over the choice of validation samples."
+
+
+def _band(result: Result, axis: str) -> list[Record]:
+    """Between what the chosen point's metric may lie, across a figure."""
+    if result.interval is None:
+        return []
+    low, high = result.interval
+    other = "y" if axis == "x" else "x"
+    return [{
+        "type": "rect", f"{axis}0": low, f"{axis}1": high, f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1,
+        "fillcolor": "@c1", "opacity": 0.1, "line": {"width": 0}, "layer": "below",
+    }]  # fmt: skip
 
 
 _LEGEND: Legend = [("chosen", "@c1", "circle")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +53,34 @@ def number(value: Any) -> str:
     return str(value)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of rows in aligned columns."""
+def room() -> int | None:
+    """The width of the terminal; None where the output is read by no one, or by a program."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def aligned(rows: Sequence[Sequence[str]], width: int | None = None, keep: int = 1) -> list[str]:
+    """Lines of rows in aligned columns.
+
+    Args:
+        width: of a line. Columns for which there is no room follow below, behind the first ones again.
+        keep: how many columns are the first ones.
+
+    Example:
+        >>> aligned([["run", "AUC", "rounds"], ["a", "0.81", "100"]])
+        ['run  AUC   rounds', 'a    0.81  100']
+        >>> aligned([["run", "AUC", "rounds"], ["a", "0.81", "100"]], width=12)
+        ['run  AUC', 'a    0.81', '', 'run  rounds', 'a    100']
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    first = list(range(keep))
+    blocks: list[list[int]] = [[]]
+    for i in range(keep, len(widths)):
+        taken = [*first, *blocks[-1], i]
+        if blocks[-1] and width is not None and sum(widths[k] + 2 for k in taken) - 2 > width:
+            blocks.append([])
+        blocks[-1].append(i)
+    lines: list[str] = []
+    for block in blocks:
+        lines += [""] if lines else []
+        lines += ["  ".join(row[k].ljust(widths[k]) for k in (*first, *block)).rstrip() for row in rows]
+    return lines

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -320,9 +320,8 @@ class Run:
         self._saved: int | None = None  # the round of the last checkpoint in the folder
         self._fallback = b""  # the last checkpoint, where a guard may go back to it
         self._stopping = False
-        self._scored: tuple[int, Tensor, Tensor] | None = (
-            None  # a round, test scores after it, and who is positive
-        )
+        # which part of the data after which round, its scores, and who is positive
+        self._scored: tuple[tuple[str, int], Tensor, Tensor] | None = None
         self._error: BaseException | None = None
         self._rounds = self._guarded()
 
@@ -659,25 +658,25 @@ class Run:
             if self.federation.tangent is not None:
                 self.federation.tangent.save(out / TANGENT)
         write_whole(out / "result.json", (json.dumps(self.summary(), indent=2) + "\n").encode())
-        if (found := self._test_scores()) is not None:
+        if (found := self._scores("test")) is not None:
             assert self.federation.test is not None
             scores.write(out, self.federation.test, *found)
 
-    def _test_scores(self) -> tuple[Tensor, Tensor] | None:
-        """The trained model's scores of the test samples, and whether each counts as positive; None without a ranking."""
-        problem, split = self.problem, self._splits.get("test")
+    def _scores(self, part: str) -> tuple[Tensor, Tensor] | None:
+        """The trained model's scores of test or validation samples, and which are positive; None without a ranking."""
+        problem, split = self.problem, self._splits.get(part)
         positive = getattr(problem, "positive", None)
-        if "auc" not in self._records[-1] or split is None:
+        if {"test": "auc", "valid": "valid_auc"}[part] not in self._records[-1] or split is None:
             return None
         if not isinstance(problem, ModelProblem) or not isinstance(
             positive, int
         ):  # a user's own may be neither
             return None
-        round = self._records[-1]["round"]
-        if self._scored is None or self._scored[0] != round:
+        at = part, self._records[-1]["round"]
+        if self._scored is None or self._scored[0] != at:
             with repeatable(self.state.z.device):
                 (found,) = problem.all_scores(self.state.z.unsqueeze(0), split)
-            self._scored = round, found.cpu(), (split.data["y"] == positive).cpu()
+            self._scored = at, found.cpu(), (split.data["y"] == positive).cpu()
         return self._scored[1:]
 
     # ---- the result --------------------------------------------------------------------------------------
@@ -744,11 +743,9 @@ class Run:
             # with the constants agreed on, and step sizes as a guard has left them
             "config": self.config | {"problem": describe(self.problem), "algorithm": describe(self.algorithm)},
             "metrics": {k: v for k, v in self._records[-1].items() if k not in _LISTS},
-            "loss_at_start": self._records[0].get("loss"),
-            "phi_at_start": self._records[0].get("phi"),
-            "grad_phi_at_start": self._records[0].get("grad_phi"),
+            **self.began,
             "course": self._course(),
-            "auc_interval": self._auc_interval(),
+            "auc_interval": self.auc_interval("test"),
             "clients_evaluated_on": self.evaluated_on,
             "communication": {
                 "setup": _in_bytes(traffic.setup),
@@ -766,6 +763,11 @@ class Run:
             "versions": versions(),
         } | ({"seconds": self.clients.spent} if self.clients.spent else {})  # fmt: skip
 
+    @property
+    def began(self) -> Record:
+        """What the objective was before training; None where it is not measured."""
+        return {f"{k}_at_start": self._records[0].get(k) for k in ("loss", "phi", "grad_phi")}
+
     def _course(self) -> Record | None:
         """The last evaluations of what is looked at first; None where there were few."""
         name = next((k for k in ("auc", "accuracy") if k in self._records[-1]), None)
@@ -776,9 +778,9 @@ class Run:
         values = [r[name] for r in late]
         return {"metric": name, "rounds": [r["round"] for r in late], "values": values, "before": before}
 
-    def _auc_interval(self) -> list[float] | None:
-        """Between what the test AUC may lie, as far as the choice of test samples goes: 95 %."""
-        scored = self._test_scores()
+    def auc_interval(self, part: Literal["test", "valid"]) -> list[float] | None:
+        """Between what the AUC of test or validation data may lie, as far as the choice of samples goes: 95 %."""
+        scored = self._scores(part)
         interval = scored and auc_interval(*scored)
         return [interval.low, interval.high] if interval else None
 
