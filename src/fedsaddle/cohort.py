@@ -226,17 +226,26 @@ class Cohort:
 
     def everything(self) -> Iterator[Batch]:
         """All local samples in pieces; each sample weighs 1/n_i over the pieces together."""
+        return self._pieces(self._piece)
+
+    @property
+    def _piece(self) -> int:
+        """How many samples of a client are gathered at once when going over all."""
         per_sample = sum(v[0].numel() for v in self._data.values())
-        return self._pieces(max(1, _NUMBERS_AT_ONCE // (per_sample * self.ids.numel())))
+        return max(1, _NUMBERS_AT_ONCE // (per_sample * self.ids.numel()))
 
     def _pieces(self, length: int, numbered: bool = False) -> Iterator[Batch]:
+        return (self._gathered(rows, w, own if numbered else None) for rows, w, own in self._rows(length))
+
+    def _rows(self, length: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Rows, weights and numbers within a client of all samples, so many of each client at a time."""
         _, first, sizes, _ = self._distinct()
         n = sizes.unsqueeze(-1)
         for start in range(0, self._longest, length):
             rows = torch.arange(start, min(start + length, self._longest), device=n.device)
             w = (rows < n) / n.to(self._like)
             own = torch.minimum(rows, n - 1)
-            yield self._gathered(own + first.unsqueeze(-1), w, own if numbered else None)
+            yield own + first.unsqueeze(-1), w, own
 
     def _distinct(self) -> list[Tensor]:
         """ids, first, sizes and key, of one replica of each seed."""
@@ -307,7 +316,17 @@ class Cohort:
 
     def full_field(self, z: Tensor) -> Tensor:
         """Saddle field over all local samples: [S, d]."""
-        return sum((self.field(z, batch) for batch in self.everything()), torch.zeros_like(z))
+        total = torch.zeros_like(z)
+        if not self.compile or z.is_cuda:
+            return sum((self.field(z, batch) for batch in self.everything()), total)
+
+        def step(total: Tensor, batch: Batch) -> Tensor:
+            return total + self.field(z, batch)
+
+        run = compiled(local_steps, "cpu")
+        for rows, w, _ in self._rows(self._piece):
+            total, _ = run(step, self._gathered, total, rows.unsqueeze(0), w, None, None)
+        return total
 
     def full_mean(self, function: Callable[[Data], Tensor]) -> Tensor:
         """Mean over all local samples of a per-sample function, data -> [S, B]: [S, 1]."""

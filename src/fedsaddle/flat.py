@@ -63,6 +63,9 @@ class FlatModel:
             torch.tensor(self.sizes)
         )
         self._weights = is_weight.nonzero().squeeze(-1)
+        first, last = (int(self._weights[i]) for i in (0, -1)) if len(self._weights) else (0, -1)
+        # where the weights are one piece, as of a single layer
+        self.weights_at = slice(first, last + 1) if last + 1 - first == len(self._weights) else None
         self._layers = _plain_layers(self.module)
         self._on_images = any(isinstance(layer, _ON_IMAGES) for layer in self._layers or ())
         kinds = [type(layer) for layer in self._layers or ()]

@@ -53,6 +53,7 @@ def _place(data, quick):
     if quick:
         out = {
             "data.name": "synthetic_binary", "partition.clients": 4, "train.rounds": 20, "train.eval_every": 4,
+            "train.compile": False,
         }  # fmt: skip
     return out
 
