@@ -352,7 +352,6 @@ MISTAKES = {  # what is set on TABLE -> what the line says
     "two kinds of data": (["data.files=x"], "data: needs one of name, files, file, sites; got name and files"),
     "hold-out of everything": (["data.test=1.0"], "data.test: must be a share in (0, 1), got 1; a quarter is 0.25"),
     "hold-out in per cent": (["data.valid=25"], "data.valid: must be a share in (0, 1), got 25; 25 % is 0.25"),
-    "hold-out of nothing": (["data.test=0"], "data.test: must be a share in (0, 1), got 0; leave the key out"),
     "unknown scale": (["data.scale=standrd"], "did you mean 'standard'?"),
     "unknown partition": (["partition.name=dirichle"], "did you mean 'dirichlet'?\n"),
     "more clients than samples": (["partition.clients=10000"], "569 rows cannot fill 10000 clients"),

@@ -1,11 +1,14 @@
 """Executions of the same work agree: chunks, compiled steps, lower precision; CUDA graphs where there is a GPU."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fedsaddle as fs
+from fedsaddle import cohort
 from fedsaddle.convolution import group_norm, matrix_convolutions, patches_times_kernels
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.models import CNN, ResNet18, _Residual
@@ -114,8 +117,27 @@ def test_compiled_steps_do_not_change_a_run(
     )
 
 
+def test_compiled_fields_over_all_samples_do_not_change_a_run(federation: fs.Federation, monkeypatch) -> None:
+    """FFMDR's clients stop by such a field, here gone over in several pieces; the compiler has nothing to warn of."""
+    problem = fs.AUC(nn.Linear(6, 1), regulariser="l1(0.01)")
+    algorithm = fs.FFMDR(beta=0.5, lr=0.05, epochs=3, accuracy=0.9)
+    options = dict(rounds=4, batch_size=5, dtype="float64", participation=fs.Full())
+    plain = fs.train(problem, algorithm, federation, **options)
+    monkeypatch.setattr("fedsaddle.cohort._SMALL_MODEL", 0)
+    monkeypatch.setattr("fedsaddle.cohort._NUMBERS_AT_ONCE", 500)
+    fields = []
+    real = cohort.Cohort._rows
+    monkeypatch.setattr(
+        cohort.Cohort, "_rows", lambda self, length: fields.append(length) or real(self, length)
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Dynamo")
+        compiled = fs.train(problem, algorithm, federation, compile=True, **options)
+        np.testing.assert_allclose(compiled.z, plain.z, rtol=0, atol=1e-12)
+    assert len(fields) >= 4 and max(fields) < max(federation.sizes)  # more than one piece a client
+
+
 def test_without_a_compiler_it_runs_eagerly_and_says_so(federation: fs.Federation, monkeypatch) -> None:
-    from fedsaddle import cohort
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no C++ compiler")

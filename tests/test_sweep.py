@@ -7,12 +7,13 @@ import dataclasses
 import itertools
 import json
 import re
-import statistics
+import shutil
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -239,9 +240,7 @@ def fabricate(file: str, metrics: Callable[[dict[str, Any], int], dict[str, Any]
         for point, runs in zip(todo.points, todo.runs, strict=True):
             for c in runs:
                 made = metrics(point, c.tree["train"]["seed"])
-                entry = {"config": dump(c), "metrics": made, "clients_evaluated_on": "test"} | made.pop(
-                    "entry", {}
-                )
+                entry = {"config": dump(c), "metrics": made, "clients_evaluated_on": "test"}
                 journal_file.write(json.dumps(entry) + "\n")
 
 
@@ -272,50 +271,78 @@ def test_the_choice_is_on_validation_and_not_on_test() -> None:
     assert "optimistic" in Path("out/table.md").read_text()
 
 
-def test_points_within_the_interval_of_the_chosen_one_are_marked() -> None:
+def test_points_that_validation_samples_do_not_tell_from_the_chosen_one_are_marked() -> None:
     file = save(CANCER, {"algorithm.lr": [0.1, 0.2, 0.3, 0.4]})
-    valid = {0.1: 0.70, 0.2: 0.90, 0.3: 0.86, 0.4: 0.849}
-    ends = {0.1: [0.6, 0.8], 0.2: [0.84, 0.94], 0.3: [0.8, 0.9], 0.4: [0.8, 0.9]}
+    rng = np.random.default_rng(0)
+    positive = np.arange(400) < 100
+    good = rng.standard_normal((2, 400)) + positive  # of two seeds
+    scores = {
+        0.1: good,  # the best
+        0.2: good + 0.01 * rng.standard_normal((2, 400)),  # hardly another
+        0.3: good + 0.5 * rng.standard_normal((2, 400)),  # worse on the same samples, within its interval
+        0.4: rng.standard_normal((2, 400)),
+    }
 
-    def metrics(point: dict[str, Any], seed: int) -> dict[str, Any]:
-        at = point["algorithm.lr"]
-        entry = {
-            "valid_auc_interval": [end + seed / 50 for end in ends[at]]
-        }  # mean of both seeds: 0.85 to 0.95
-        return {"valid_auc": valid[at], "auc": 0.5, "entry": entry}
+    def auc(lr: float, seed: int) -> float:
+        return metrics.auc(torch.from_numpy(scores[lr][seed]), torch.from_numpy(positive))
 
-    fabricate(file, metrics)
+    fabricate(file, lambda p, seed: {"valid_auc": auc(p["algorithm.lr"], seed), "auc": 0.5})
+    entries = [json.loads(line) for line in Path("out/runs.jsonl").read_text().splitlines()]
+    Path("out/valid").mkdir()
+    for entry, found in zip(entries, [row for lr in scores for row in scores[lr]], strict=True):
+        np.save(journal._scores_file(Path("out"), entry), np.stack([found, positive]))
     result = sweep(file, out="out")
-    assert result.interval == pytest.approx((0.85, 0.95))
+    by_lr = {row.point["algorithm.lr"]: row for row in result.rows}
+    best = 0.1 if by_lr[0.1] is result.best else 0.2
+    both = torch.from_numpy(positive)
+    assert result.best is by_lr[best] and result.level == [by_lr[{0.1: 0.2, 0.2: 0.1}[best]]]
+    assert result.interval == metrics.auc_interval(torch.from_numpy(scores[best]), both)
+    assert result.interval is not None and result.interval.low < by_lr[0.3].metrics["valid_auc"]["mean"]
+    behind = metrics.auc_difference(torch.from_numpy(scores[best]), torch.from_numpy(scores[0.3]), both)
+    assert behind is not None and behind.low > 0
     assert [row[0] for row in result.table()[1:]] == ["*", "~", "", ""]
-    said = "samples (DeLong): 0.850 to 0.950. 1 of the 3 other points lies within it (marked ~)"
-    assert said in result.verdict()
-    assert said.replace("~", "\\~") in Path("out/table.md").read_text()
+    assert "Level with it (~) on the same samples: 1 of 3 other points." in result.verdict()
+    assert "Level with it (\\~)" in Path("out/table.md").read_text()
     assert json.loads(Path("out/results.json").read_text())["chosen"]["level"] == 1
-    without = Path("out/runs.jsonl").read_text().splitlines(keepends=True)
-    older = [
-        json.dumps({k: v for k, v in json.loads(line).items() if k != "valid_auc_interval"})
-        for line in without
-    ]
-    Path("out/runs.jsonl").write_text("\n".join(older) + "\n")  # as an older fedsaddle wrote it
-    assert sweep(file, out="out").interval is None and not sweep(file, out="out").sure
+    shutil.rmtree("out/valid")  # as an older fedsaddle left it
+    older = sweep(file, out="out")
+    assert older.interval is None and older.level == [] and not older.sure
 
 
-def test_the_interval_is_of_the_validation_samples_and_no_narrower_than_that_of_the_seeds_together() -> None:
-    file = save(CANCER, {"algorithm.lr": [0.01]}, seeds=[0, 1, 2])
-    result = sweep(file, out="out")
-    scored, positive = [], torch.empty(0)
-    for c in plan(file).runs[0]:
-        run = c.run()
-        assert run.federation.valid is not None
+def test_points_on_other_validation_samples_are_not_compared() -> None:
+    result = sweep(save(CANCER, {"data.seed": [0, 1]}), out="out")
+    assert result.interval is not None and result.level == []
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_scores_of_validation_samples_are_kept(jobs: int) -> None:
+    file = save(CANCER, {"algorithm.lr": [0.01]}, seeds=[0, 1])
+    result = sweep(file, out="out", jobs=jobs)
+    for c, entry in zip(plan(file).runs[0], result.rows[0].runs, strict=True):
+        run, kept = c.run(), journal.valid_scores(Path("out"), entry)
+        assert run.federation.valid is not None and kept is not None
         with torch.no_grad():
-            scored.append(run.model(run.federation.valid.data["x"].double()).squeeze(-1))
-        positive = run.federation.valid.data["y"] == 1
-    own = [metrics.auc_interval(s, positive) for s in scored]
-    low, high = (statistics.fmean(end) for end in zip(*((i.low, i.high) for i in own if i), strict=True))
-    assert result.interval == pytest.approx((low, high), abs=1e-6)
-    together = metrics.auc_interval(torch.stack(scored), positive)
-    assert together is not None and high - low >= together.high - together.low - 1e-9
+            own = run.model(run.federation.valid.data["x"].double()).squeeze(-1)
+        assert torch.allclose(kept[0], own, atol=1e-9) and torch.equal(
+            kept[1], run.federation.valid.data["y"] == 1
+        )
+        assert metrics.auc(*kept) == pytest.approx(entry["metrics"]["valid_auc"])
+        assert entry["auc_interval"] == pytest.approx(run.auc_interval("test"))
+    (low, high), (low_2, high_2) = (entry["auc_interval"] for entry in result.rows[0].runs)
+    assert (
+        f"(95 % over test samples: {(low + low_2) / 2:.3f} to {(high + high_2) / 2:.3f})" in result.verdict()
+    )
+
+
+def test_the_chosen_run_can_be_trained_on_the_validation_samples_too() -> None:
+    result = sweep(save(CANCER), out="out")
+    assert "with --set data.valid=0 on them too" in result.verdict()
+    without, whole = (
+        load("out/best.toml").build().federation,
+        load("out/best.toml", ["data.valid=0"]).build().federation,
+    )
+    assert without.valid is not None and whole.valid is None
+    assert whole.n_samples == without.n_samples + without.valid.n_samples
 
 
 def test_an_objective_that_grew_is_said() -> None:

@@ -301,12 +301,13 @@ def resolve(tree: Mapping[str, Any], name: str = "run", rehearse: bool = True) -
 
 
 def _check_shares(data: Tree) -> None:
-    """Refuse shares of samples to hold out that are none."""
+    """Refuse shares of samples to hold out that are none; 0 is as if the key were not there."""
     for key in ("test", "valid"):
         share = data.get(key)
-        if isinstance(share, int | float) and not 0 < share < 1:
+        if isinstance(share, int | float) and share == 0:
+            del data[key]
+        elif isinstance(share, int | float) and not 0 < share < 1:
             remedy = f"{share:g} % is {share / 100:g}" if share in range(2, 100) else "a quarter is 0.25"
-            remedy = "leave the key out to hold out nothing" if share == 0 else remedy
             raise FedsaddleError(f"data.{key}: must be a share in (0, 1), got {share:g}; {remedy}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import json
 import multiprocessing
 import statistics
@@ -19,8 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedsaddle import config as configs
 from fedsaddle.algorithms import ALGORITHMS
@@ -39,6 +41,7 @@ Curves = dict[str, list[Any]]  # "round" and the values of metrics in these roun
 Tick = Callable[[int, str], None]  # so many runs are done, and what goes on now
 
 TOGETHER = 64
+_MOST_SCORES = 50_000  # validation samples; of more, scores are not kept
 
 
 class Journal:
@@ -47,10 +50,11 @@ class Journal:
     Args:
         path: runs.jsonl; one line a run. A last line that was cut off is dropped.
         curves: metrics of which every evaluation is kept (six digits), not only the last one.
+        scores: whether the scores of validation samples are kept, in a folder beside the file (`valid_scores`).
     """
 
-    def __init__(self, path: Path, curves: Sequence[str] = ()) -> None:
-        self.path, self.curves = path, tuple(curves)
+    def __init__(self, path: Path, curves: Sequence[str] = (), scores: bool = False) -> None:
+        self.path, self.curves, self.scores = path, tuple(curves), scores
         self._done: dict[str, Entry] = {}
         self._renewed = False
         if not path.exists():
@@ -91,6 +95,11 @@ class Journal:
         """Write down finished runs."""
         self._done |= {entry["config"]: entry for entry in entries}
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        for entry in entries:
+            if (found := entry.pop("valid_scores", None)) is not None:
+                kept = _scores_file(self.path.parent, entry)
+                kept.parent.mkdir(exist_ok=True)
+                np.save(kept, found)
         with open(self.path, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(entry) + "\n" for entry in entries)
 
@@ -101,14 +110,28 @@ def key_of(config: Config) -> str:
     return configs.dump(Config({**config.tree, "train": options}))
 
 
-def _entry(config: Config, run: Run, curves: Sequence[str]) -> Entry:
+def valid_scores(folder: Path, entry: Entry) -> tuple[Tensor, Tensor] | None:
+    """A run's scores of the validation samples [n] and which are positive [n] bool; None where they were not kept."""
+    with suppress(OSError, ValueError):
+        scores, positive = torch.from_numpy(np.load(_scores_file(folder, entry)))
+        return scores, positive > 0
+    return None
+
+
+def _scores_file(folder: Path, entry: Entry) -> Path:
+    return folder / "valid" / f"{hashlib.sha256(entry['config'].encode()).hexdigest()[:24]}.npy"
+
+
+def _entry(config: Config, run: Run, curves: Sequence[str], scores: bool) -> Entry:
     """What is written down of a finished run."""
     key = {"config": key_of(config)}
     try:
         entry: Entry = {"metrics": run.metrics, "clients_evaluated_on": run.evaluated_on}
         entry |= {k: v for k, v in run.began.items() if v is not None}
-        if interval := run.auc_interval("valid"):
-            entry["valid_auc_interval"] = interval
+        if scores and (interval := run.auc_interval("test")):
+            entry["auc_interval"] = interval
+        if scores and (found := run.scores("valid")) is not None and len(found[0]) <= _MOST_SCORES:
+            entry["valid_scores"] = torch.stack([found[0], found[1].to(found[0])]).numpy()
         return key | entry | ({"curves": _curves(run, curves)} if curves else {})
     except Diverged:
         return key | {"metrics": {"diverged": 1.0}}
@@ -219,7 +242,7 @@ def finish(
     for data, by_shape in by_data.items():
         for same in by_shape.values():
             for group in _computed(same, federations, together, tracked, tick):
-                journal.add([_entry(c, run, journal.curves) for c, run in group])
+                journal.add([_entry(c, run, journal.curves, journal.scores) for c, run in group])
                 tick(len(group), _words(len(group)))
         federations.drop(data)
     return [journal[c] for c in wanted]
@@ -237,7 +260,7 @@ def _beside(
     spawn = multiprocessing.get_context("spawn")  # a forked process would inherit torch's threads, and hang
     with ProcessPoolExecutor(jobs, spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         waiting = {
-            pool.submit(_share, [c.tree for c in share], together, journal.curves, tracked)
+            pool.submit(_share, [c.tree for c in share], together, journal.curves, journal.scores, tracked)
             for share in shares
         }
         tick(0, f"{min(jobs, len(shares))} processes")
@@ -255,14 +278,18 @@ def _beside(
 
 
 def _share(
-    trees: Sequence[dict[str, Any]], together: int, curves: Sequence[str], tracked: Tracked | None
+    trees: Sequence[dict[str, Any]],
+    together: int,
+    curves: Sequence[str],
+    scores: bool,
+    tracked: Tracked | None,
 ) -> list[Entry]:
     """In a process of its own: the entries of runs that are alike."""
     _give_back()  # other processes need what an earlier share had
     entries = []
     alike = [Config(tree) for tree in trees]
     for group in _computed(alike, _last_federation(Federations.key(alike[0])), together, tracked):
-        entries += [_entry(c, run, curves) for c, run in group]
+        entries += [_entry(c, run, curves, scores) for c, run in group]
     return entries
 
 

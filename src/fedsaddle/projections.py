@@ -6,7 +6,6 @@ the constraint's size: `box(-1, 1)`, `ball(10)`, `l1(0.001)`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
@@ -157,11 +156,15 @@ class Regulariser(NamedTuple):
     value: Callable[[Tensor], Tensor]  # [..., k] -> [..., 1]
 
 
-@functools.cache  # asked for at every local step
+_made: dict[str, Regulariser] = {}  # asked for at every local step; functools.cache makes the compiler warn
+
+
 def regulariser(spec: str) -> Regulariser:
     """A regulariser from its name, such as "l1(0.001)", "elastic_net(0.001, 0.1)" or "group_lasso(0.01, 4)"."""
-    value: Callable[[Tensor], Tensor] = called(spec, VALUES, "such as l1(0.001)")
-    return Regulariser(named(spec), value)
+    if spec not in _made:
+        value: Callable[[Tensor], Tensor] = called(spec, VALUES, "such as l1(0.001)")
+        _made[spec] = Regulariser(named(spec), value)
+    return _made[spec]
 
 
 def called(spec: str, table: Mapping[str, Callable[..., T]], remedy: str, what: str = "prox") -> T:

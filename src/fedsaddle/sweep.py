@@ -35,24 +35,37 @@ import itertools
 import math
 import os
 import random
-import statistics
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
+import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from fedsaddle import config as configs
-from fedsaddle import sweep_report
+from fedsaddle import metrics, sweep_report
 from fedsaddle.config import Config
 from fedsaddle.errors import FedsaddleError, did_you_mean, nearest_or_all
 from fedsaddle.folder import between
-from fedsaddle.journal import TOGETHER, Bar, Entry, Federations, Journal, finish, mean_and_std, over_seeds
+from fedsaddle.journal import (
+    TOGETHER,
+    Bar,
+    Entry,
+    Federations,
+    Journal,
+    finish,
+    mean_and_std,
+    over_seeds,
+    valid_scores,
+)
 from fedsaddle.keys import Key, in_words, unknown_key
+from fedsaddle.metrics import Interval
 from fedsaddle.remarks import grown
 from fedsaddle.schema import GENERATED
 from fedsaddle.toml import in_line, quoted, to_toml, to_value
@@ -507,37 +520,60 @@ class Result:
         return first if self.score(first) is not None else None
 
     @functools.cached_property
-    def interval(self) -> tuple[float, float] | None:
-        """Between what the chosen point's validation AUC may lie, over the choice of samples: 95 %; None of other metrics.
-
-        Of several seeds it is the mean of their intervals, which is at least as wide as that of their mean AUC.
-        """
-        found = [entry.get("valid_auc_interval") for entry in (self.best.runs if self.best else [])]
-        if self.plan.metric != "valid_auc" or not found or not all(found):
-            return None
-        low, high = (statistics.fmean(ends) for ends in zip(*found, strict=True))
-        return low, high
+    def interval(self) -> Interval | None:
+        """Between what the chosen point's validation AUC may lie, over the choice of samples; None of other metrics."""
+        scored = self._scores(self.best) if self.best is not None else None
+        return None if scored is None or self.plan.minimise else metrics.auc_interval(*scored)
 
     @functools.cached_property
     def level(self) -> list[Row]:
-        """Points within that interval, which validation samples may not tell from the chosen one."""
-        if self.interval is None or self.plan.minimise:
+        """Points that are behind the chosen one by no more than the choice of validation samples explains."""
+        if self.interval is None or self.best is None or (best := self._scores(self.best)) is None:
             return []
-        low = self.interval[0]
-        return [r for r in self.ranked[1:] if (s := self.score(r)) is not None and s >= low]
+        found = []
+        for row in self.ranked[1:]:
+            scored = self._scores(row) if self._data(row) == self._data(self.best) else None
+            if scored is None or not torch.equal(scored[1], best[1]):
+                continue
+            behind = metrics.auc_difference(best[0], scored[0], best[1])
+            found += [row] if behind is not None and behind.low <= 0 else []
+        return found
+
+    def _scores(self, row: Row) -> tuple[Tensor, Tensor] | None:
+        """Every seed's scores of the validation samples [k, n], and which are positive [n]; None where they are not kept."""
+        if self.plan.metric != "valid_auc":
+            return None
+        found = [valid_scores(self.out, entry) for entry in row.runs]
+        known = [one for one in found if one is not None]
+        if not known or len(known) < len(found) or not all(torch.equal(y, known[0][1]) for _, y in known):
+            return None
+        return torch.stack([scores for scores, _ in known]), known[0][1]
+
+    def configs(self, row: Row) -> list[Config]:
+        """A row's configs, one a seed."""
+        return self._configs[id(row)]
+
+    @functools.cached_property
+    def _configs(self) -> dict[int, list[Config]]:
+        return {id(row): runs for row, runs in zip(self.rows, self.plan.runs, strict=True)}
+
+    def _data(self, row: Row) -> set[str]:
+        """Where validation samples come from: a point may change that too."""
+        return {Federations.key(config) for config in self.configs(row)}
 
     @property
     def sure(self) -> str:
         """How far the choice of validation samples may have made the choice, in words; nothing where that is unknown."""
         if self.interval is None:
             return ""
+        text = "Over the choice of validation samples its AUC may lie between "
+        text += f"{between(self.interval.low, self.interval.high).replace(' to ', ' and ')} (95 %, DeLong)."
         others = len(self.ranked) - 1
-        text = "95 % interval of the chosen point over the choice of validation samples (DeLong): "
-        text += f"{between(*self.interval)}."
-        if not self.level:
-            return text + " No other point lies within it." * (others > 0)
-        n = f"{len(self.level)} of the {others} other points" if others > 1 else "The other point"
-        return f"{text} {n} lie{'s' * (len(self.level) == 1)} within it (marked ~): these samples may not tell them apart."
+        return (
+            text
+            + f" Level with it (~) on the same samples: {len(self.level)} of {others} other points."
+            * (others > 0)
+        )
 
     def test_metrics(self, row: Row) -> dict[str, dict[str, Any]]:
         """What was measured on test data."""
@@ -551,6 +587,12 @@ class Result:
             and not k.startswith(("valid_", "train_"))
             and (on_test or not k.endswith(of_clients))
         }
+
+    @property
+    def test_interval(self) -> str:
+        """Between what the chosen point's test AUC may lie, of several seeds the mean of their intervals; "" if unknown."""
+        found = [entry.get("auc_interval") for entry in self.best.runs] if self.best is not None else []
+        return between(*(fmean(ends) for ends in zip(*found, strict=True))) if found and all(found) else ""
 
     def table(self) -> list[list[str]]:
         """Head and rows, from best to worst; the chosen point has a star, those level with it a tilde."""
@@ -621,7 +663,7 @@ class Result:
 
     def _allowed(self, row: Row, key: str, value: float) -> bool:
         """Whether a config takes a value in place of a row's own."""
-        tree = copy.deepcopy(self.plan.runs[self.rows.index(row)][0].tree)
+        tree = copy.deepcopy(self.configs(row)[0].tree)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -643,7 +685,10 @@ class Result:
         text += f"\n{self.sure}" * bool(self.sure)
         if test := self.test_metrics(best):
             text += "\nOn test data, of the chosen point only: "
-            text += ", ".join(f"{k} {mean_and_std(v)}" for k, v in test.items()) + "."
+            sure = {"auc": f" (95 % over test samples: {on_test})" if (on_test := self.test_interval) else ""}
+            text += ", ".join(f"{k} {mean_and_std(v)}{sure.get(k, '')}" for k, v in test.items()) + "."
+        if self.configs(best)[0].tree["data"].get("valid"):
+            text += "\nbest.toml trains without the validation samples, as here; with --set data.valid=0 on them too."
         if not self.fair:
             text += f"\nChosen on {plan.metric}, which is not validation data: results are optimistic."
         return "\n".join([text, *self.doubts])
@@ -667,7 +712,7 @@ def sweep(
     """
     todo = plan(path, overrides)
     out = Path(out) if out is not None else Path("runs") / "sweep" / todo.name
-    journal, federations = Journal(out / "runs.jsonl"), Federations()
+    journal, federations = Journal(out / "runs.jsonl", scores=todo.metric == "valid_auc"), Federations()
     _check(todo, journal, federations)
     if not _without_test(todo.metric):
         warnings.warn(

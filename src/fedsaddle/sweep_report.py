@@ -67,14 +67,13 @@ def write(result: Result, command: str) -> None:
         results["chosen"] = {
             "point": best.point,
             plan.metric: best.metrics[plan.metric],
-            "interval": result.interval,
+            "interval": result.interval and result.interval[1:],
             "level": len(result.level),
             "test": result.test_metrics(best),
         }
         config = (
             f"# {in_line(best.point)}\n# chosen on {plan.metric} {mean_and_std(best.metrics[plan.metric])} by: "
-            f"{command}\n# train.seed = {plan.seeds}\n\n"
-            + configs.dump(plan.runs[result.rows.index(best)][0])
+            f"{command}\n# train.seed = {plan.seeds}\n\n" + configs.dump(result.configs(best)[0])
         )
         write_whole(out / "best.toml", config.encode())
     write_whole(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
@@ -86,12 +85,12 @@ def write(result: Result, command: str) -> None:
 
 
 def _page(result: Result, best: Row, command: str, config: str) -> None:
-    plan, tree = result.plan, result.plan.runs[result.rows.index(best)][0].tree
+    plan, tree = result.plan, result.configs(best)[0].tree
     algorithm = ALGORITHMS[tree["algorithm"]["name"]].__name__
     used = [tree[k]["name"] for k in ("algorithm", "problem")]
     used += [tree["data"]["name"]] if tree["data"].get("name") in DATASETS else []
     test = result.test_metrics(best)
-    sure = f", 95\u00a0%: {between(*result.interval)}" if result.interval else ""
+    sure = f", 95\u00a0%: {between(*result.interval[1:])}" if result.interval else ""
     shown = {label(plan.metric) + sure: mean_and_std(best.metrics[plan.metric])}
     on_test = plan.metric.removeprefix("valid_")
     shown |= {
@@ -134,6 +133,7 @@ def _chosen(result: Result, best: Row) -> page.Card:
         else ""
     )
     note += f"{result.sure} " * bool(result.sure)
+    note += f"Of its test AUC: {result.test_interval} (95 % over test samples). " * bool(result.test_interval)
     if result.fair:
         note += "Test data were looked at for this point alone." if test else ""
     else:
@@ -150,22 +150,29 @@ def _points(result: Result) -> page.Card:
     rows = []
     for first, *cells in lines[:_LISTED]:
         kind = " class='best'" if first == "*" else ""
-        word = {"*": "chosen", "~": "level with it"}.get(first, "")
+        word = {"*": "chosen", "~": "~ level with it"}.get(first, "")
         rows.append([f"<td{kind}>{escape(cell)}</td>" for cell in (*cells, word)])
     body = page.table("points", [*head[1:], ""], rows[:_OPEN])
     if rest := rows[_OPEN:]:
         summary = page.element("summary", plural(len(rest), "more point"))
         body += f"<details>{summary}{page.table('points', [*head[1:], ''], rest)}</details>"
     left = len(lines) - len(rows)
-    note = "Level with it: within the 95 % interval of the chosen point. " if result.level else ""
+    level = (
+        "behind the chosen point by no more than the choice of validation samples explains (95 %, paired). "
+    )
+    note = f"~ level with it: {level}" if result.level else ""
     note += f"{plural(left, 'point')} beyond these in table.md." if left else ""
     body += page.element("p", note.strip(), "note")
     return page.Card("points", "All points, from best to worst", body, wide=True)
 
 
 def _config(result: Result, command: str, config: str) -> str:
+    best = result.out / "best.toml"
     body = page.element("p", "This sweep, and the chosen run alone:", "note first")
-    body += page.element("pre", f"{command}\nfedsaddle run {result.out / 'best.toml'}")
+    body += page.element("pre", f"{command}\nfedsaddle run {best}")
+    if result.best is not None and result.configs(result.best)[0].tree["data"].get("valid"):
+        body += page.element("p", "The chosen run, trained on the validation samples too:", "note first")
+        body += page.element("pre", f"fedsaddle run {best} --set data.valid=0")
     return body + page.element("p", "best.toml:", "note first") + page.element("pre", config, "cite toml")
 
 
@@ -214,6 +221,7 @@ def seeds(result: Result) -> Figure:
         else "One seed: the spread is not known. "
     )
     note += f"Points by {', '.join(_names(keys))}."
+    note += f" The best {len(rows)} of {len(result.rows)}." if len(rows) < len(result.rows) else ""
     note += _BAND if result.interval else ""
     return Figure("The best points, seed by seed", [Panel("", data, layout, 96 + 26 * len(rows))], [], note)
 
@@ -240,7 +248,8 @@ def _line(result: Result) -> Figure:
     }  # fmt: skip
     log = log_axis(data["y"]) if _by_log(result) else {}
     layout = {"xaxis": axis, "yaxis": _titled(label(metric), bool(log)) | log, "shapes": _band(result, "y")}
-    note = _missing(result) + (_BAND if result.interval else "")
+    note = "Bars are one standard deviation over seeds. " * (len(result.plan.seeds) > 1)
+    note += _missing(result) + (_BAND if result.interval else "")
     return Figure(
         f"{label(metric)} over {key}", [Panel("", [data], layout)], _LEGEND, note.strip(), wide=True
     )
@@ -253,7 +262,7 @@ def _band(result: Result, axis: str) -> list[Record]:
     """Between what the chosen point's metric may lie, across a figure."""
     if result.interval is None:
         return []
-    low, high = result.interval
+    _, low, high = result.interval
     other = "y" if axis == "x" else "x"
     return [{
         "type": "rect", f"{axis}0": low, f"{axis}1": high, f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1,

@@ -658,11 +658,11 @@ class Run:
             if self.federation.tangent is not None:
                 self.federation.tangent.save(out / TANGENT)
         write_whole(out / "result.json", (json.dumps(self.summary(), indent=2) + "\n").encode())
-        if (found := self._scores("test")) is not None:
+        if (found := self.scores("test")) is not None:
             assert self.federation.test is not None
             scores.write(out, self.federation.test, *found)
 
-    def _scores(self, part: str) -> tuple[Tensor, Tensor] | None:
+    def scores(self, part: Literal["test", "valid"]) -> tuple[Tensor, Tensor] | None:
         """The trained model's scores of test or validation samples, and which are positive; None without a ranking."""
         problem, split = self.problem, self._splits.get(part)
         positive = getattr(problem, "positive", None)
@@ -780,7 +780,7 @@ class Run:
 
     def auc_interval(self, part: Literal["test", "valid"]) -> list[float] | None:
         """Between what the AUC of test or validation data may lie, as far as the choice of samples goes: 95 %."""
-        scored = self._scores(part)
+        scored = self.scores(part)
         interval = scored and auc_interval(*scored)
         return [interval.low, interval.high] if interval else None
 
