@@ -10,6 +10,7 @@ from torch import nn
 import fedsaddle as fs
 from fedsaddle import cohort
 from fedsaddle.convolution import group_norm, matrix_convolutions, patches_times_kernels
+from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.models import CNN, ResNet18, _Residual
 from fedsaddle.problem import Batch
@@ -117,24 +118,36 @@ def test_compiled_steps_do_not_change_a_run(
     )
 
 
-def test_compiled_fields_over_all_samples_do_not_change_a_run(federation: fs.Federation, monkeypatch) -> None:
-    """FFMDR's clients stop by such a field, here gone over in several pieces; the compiler has nothing to warn of."""
-    problem = fs.AUC(nn.Linear(6, 1), regulariser="l1(0.01)")
-    algorithm = fs.FFMDR(beta=0.5, lr=0.05, epochs=3, accuracy=0.9)
-    options = dict(rounds=4, batch_size=5, dtype="float64", participation=fs.Full())
-    plain = fs.train(problem, algorithm, federation, **options)
-    monkeypatch.setattr("fedsaddle.cohort._SMALL_MODEL", 0)
-    monkeypatch.setattr("fedsaddle.cohort._NUMBERS_AT_ONCE", 500)
-    fields = []
-    real = cohort.Cohort._rows
-    monkeypatch.setattr(
-        cohort.Cohort, "_rows", lambda self, length: fields.append(length) or real(self, length)
-    )
+def test_compiled_fields_over_all_samples(federation: fs.Federation, monkeypatch) -> None:
+    """In pieces, of which clients with few samples have less."""
+    monkeypatch.setattr(cohort, "_NUMBERS_AT_ONCE", 500)
+    problem, batching = fs.AUC(nn.Linear(6, 1), p=0.5), cohort.Batching(5)
+    clients = Simulation(problem, federation, fs.Full(), batching=batching, dtype=torch.float64)
+    work = clients.cohort(range(5), 0)
+    z = torch.randn(5, problem.n_x + problem.n_y, dtype=torch.float64)
+    plain = work.full_field(z)
+    work.compile = True
+    assert len(list(work.everything())) > 1
+    np.testing.assert_allclose(work.full_field(z), plain, rtol=0, atol=1e-12)
+
+
+def test_compiled_steps_with_a_regulariser(federation: fs.Federation, monkeypatch) -> None:
+    """Whose weights are one piece of the vector, or else picked by index; nothing for the compiler to warn of."""
+    monkeypatch.setattr(cohort, "_SMALL_MODEL", 0)
+    algorithm, options = fs.FedSGDAPlus(lr=0.05, local_steps=4), dict(rounds=4, batch_size=5, dtype="float64")
+
+    def trained(at: slice | None, **more) -> torch.Tensor:
+        torch.manual_seed(0)
+        problem = fs.AUC(nn.Linear(6, 1), regulariser="l1(0.5)")
+        assert problem.flat.weights_at == slice(0, 6)
+        problem.flat.weights_at = at
+        return fs.train(problem, algorithm, federation, **options, **more).z
+
+    by_index, whole = trained(None), trained(slice(0, 6))
+    assert torch.equal(by_index, whole) and (whole[:6] == 0).any() and (whole[:6] != 0).any()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Dynamo")
-        compiled = fs.train(problem, algorithm, federation, compile=True, **options)
-        np.testing.assert_allclose(compiled.z, plain.z, rtol=0, atol=1e-12)
-    assert len(fields) >= 4 and max(fields) < max(federation.sizes)  # more than one piece a client
+        np.testing.assert_allclose(trained(slice(0, 6), compile=True), whole, rtol=0, atol=1e-12)
 
 
 def test_without_a_compiler_it_runs_eagerly_and_says_so(federation: fs.Federation, monkeypatch) -> None:
