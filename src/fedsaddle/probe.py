@@ -104,8 +104,8 @@ class Report:
 
     def text(self) -> str:
         """For people, 80 columns wide."""
-        blocks = [[self.title], self._constants(), self._theory()]
-        blocks += [self._assumptions(), self._notes(), self._practice()]
+        blocks = [[self.title], self._practice(), self._constants(), self._theory()]
+        blocks += [self._assumptions(), self._notes()]
         return "\n\n".join("\n".join(block) for block in blocks if block)
 
     def json(self) -> dict[str, Any]:
@@ -195,13 +195,10 @@ class Report:
                 "In practice",
                 *_filled("The loss has no curvature where it was probed, so that 1/L says nothing."),
             ]
-        lines = _filled(
-            "Theory's steps are for the worst problem with these constants; tuned ones are usually far larger."
-        )
         mine = ""
         if self.lr is not None:
             mine = f"; lr = {number(self.lr)} is {_against(self.lr / stable, 'that')}"
-        lines += _filled(f"Largest step that is usually stable: about 1/L = {number(stable)}{mine}.")
+        lines = _filled(f"Largest step that is usually stable: about 1/L = {number(stable)}{mine}.")
         tries = ", ".join(number(stable / k) for k in (1, 3, 10, 30, 100))
         lines += _filled(
             f"A sweep may start with algorithm.lr = [{tries}]; with minibatches the best is often far below 1/L."
@@ -212,6 +209,9 @@ class Report:
                 f"Here x and y are coupled more than they are curved (L_12 > L_1, L_2): plain descent ascent may need "
                 f"less{smaller}."
             )
+        lines += _filled(
+            "Theory's steps, below, are for the worst problem with these constants; tuned ones are usually far larger."
+        )
         return ["In practice", *lines]
 
 
