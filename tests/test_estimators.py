@@ -131,7 +131,8 @@ def test_a_step_that_does_not_hold_to_the_end_gives_way_to_a_smaller_one(
     ends = iter(
         [9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 1.1, 2.0]
     )  # six trials, of which 0.1 is best; then it fails, 0.03 holds
-    monkeypatch.setattr(estimators, "_objective", lambda run: run.finish() and next(ends))
+    for module in (steps, estimators):
+        monkeypatch.setattr(module, "objective", lambda run: run.finish() and next(ends))
     found = fs.FederatedAUCClassifier(rounds=2, random_state=0).fit(x, label, groups=site)
     assert found.run_.algorithm.lr == 0.03 and next(ends, None) is None
 

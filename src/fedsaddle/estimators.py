@@ -49,7 +49,7 @@ from torch import Tensor, nn
 
 from fedsaddle import ingest, metrics, models, partitions
 from fedsaddle.algorithms import ALGORITHMS, Algorithm, FedAvg
-from fedsaddle.errors import Diverged, FedsaddleError, first_line, nearest_or_all, warn
+from fedsaddle.errors import FedsaddleError, first_line, nearest_or_all, warn
 from fedsaddle.export import RawModel
 from fedsaddle.federation import Federation, Scaling
 from fedsaddle.folder import write_whole
@@ -57,8 +57,8 @@ from fedsaddle.problem import Problem
 from fedsaddle.problems import AUC, ERM, PairwiseAUC
 from fedsaddle.progress import spinner
 from fedsaddle.remarks import of_training
-from fedsaddle.replicas import run_all
 from fedsaddle.schema import arguments, filled
+from fedsaddle.steps import STEPS, objective, tried
 from fedsaddle.train import Run, train
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ _SITES = 10  # where rows are dealt at random and nobody says to how many
 _HELD = 5  # rows of each class that a calibration needs
 _ROWS = 4096  # scored at once
 _LEAST_SLOPE = 1e-3  # of calibrated log-odds, a deviation of the score: ranks stay as they are
-_STEPS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 _FILL = 'fill it: impute="median", or an imputer before this estimator'
 
 
@@ -594,21 +593,12 @@ class FederatedAUCClassifier(FederatedClassifier):
         if "out" in settings:
             self._refuse("train_params: out needs an lr in algorithm_params, since several are tried without")
         rounds = min(self.rounds, max(10, self.rounds // 10))
-        trial = settings | {
-            "rounds": rounds,
-            "eval_every": rounds,
-            "progress": False,
-            "guard": 0,
-            "track": None,
-        }
-        candidates = [dataclasses.replace(algorithm, **{"lr": lr}) for lr in _STEPS]
-        runs = [train(problem, candidate, federation, **trial) for candidate in candidates]
         with spinner("choosing the step size", self.verbose):
-            run_all(runs)
-        reached = [_objective(run) for run in runs]
-        for i in range(reached.index(min(reached)), len(_STEPS)):
-            run = train(problem, candidates[i], federation, **settings | {"guard": 0})
-            if _objective(run) <= reached[i] + 1e-4:  # computed with others it differs by rounding
+            left = tried(problem, algorithm, federation, "lr", STEPS, **settings | {"rounds": rounds})
+        for i in range(left.index(min(left)), len(STEPS)):
+            candidate = dataclasses.replace(algorithm, **{"lr": STEPS[i]})
+            run = train(problem, candidate, federation, **settings | {"guard": 0})
+            if objective(run) <= left[i] + 1e-4:  # computed with others it differs by rounding
                 return run
         return run  # with the smallest; says so where it diverged
 
@@ -741,15 +731,6 @@ class _Calibrated(nn.Module):
         odds = scores * self.slope + self.intercept
         odds = odds.squeeze(1) if self.classes == 2 else odds
         return odds, _probabilities(odds)
-
-
-def _objective(run: Run) -> float:
-    """The training loss where a run of AUC ends, maximised over the dual variable; infinite where it diverged."""
-    try:
-        value: float | None = run.metrics["phi"]
-        return math.inf if value is None else value
-    except Diverged:
-        return math.inf
 
 
 def _probabilities(odds: Tensor) -> Tensor:

@@ -1,0 +1,63 @@
+"""Which step size suits: several are tried beside one another, and the objective on the training data says how far they get.
+
+No step suits all data: the square loss is as curved as features are long, and the scaled 0 and 1 of a rare text are long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedsaddle.algorithms import Algorithm
+from fedsaddle.errors import Diverged
+from fedsaddle.federation import Federation
+from fedsaddle.problem import Problem
+from fedsaddle.replicas import run_all
+from fedsaddle.train import Run, train
+
+STEPS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+
+_LOWERED = ("phi", "robust_loss", "loss")  # what training lowers, the first that a run has
+_NEAR = 0.05  # of the way that the best gets; a larger step that is so near to it is taken
+
+
+def tried(
+    problem: Problem,
+    algorithm: Algorithm,
+    federation: Federation,
+    key: str,
+    steps: Sequence[float],
+    **settings: Any,
+) -> list[float]:
+    """What is left of the objective after a short run with each step size.
+
+    Args:
+        key: the algorithm's step size, such as "lr".
+        settings: arguments of `train`; `rounds` is how long they run.
+    """
+    quiet = {"eval_every": settings["rounds"], "progress": False, "guard": 0, "track": None}
+    candidates = [dataclasses.replace(algorithm, **{key: step}) for step in steps]
+    runs = [train(problem, candidate, federation, **settings | quiet) for candidate in candidates]
+    run_all(runs)
+    return [objective(run) for run in runs]
+
+
+def largest_near_best(steps: Sequence[float], left: Sequence[float], start: float) -> float:
+    """The largest of descending steps that gets about as far as the best; the smallest where none lowers the objective."""
+    best = min(left)
+    if not best < start:
+        return steps[-1]
+    return next(
+        step for step, value in zip(steps, left, strict=True) if value <= best + _NEAR * (start - best)
+    )
+
+
+def objective(run: Run) -> float:
+    """What training lowers, where a run ends; infinite where it diverged."""
+    try:
+        value: float | None = next(run.metrics[k] for k in _LOWERED if k in run.metrics)
+        return math.inf if value is None else value
+    except Diverged:
+        return math.inf
