@@ -233,6 +233,9 @@ def _key_numbers(run: Run) -> page.Card:
     ]
     known = {k: v for k in order if (v := finite(run.final.get(k))) is not None}
     notes = dict(NOTES)
+    for k in known:
+        if (start := finite(run.result.get(f"{k}_at_start"))) is not None:
+            notes[k] = f"began at {_number(k, start)}"
     if sure := auc_interval(run.result):
         notes["auc"] += (
             f"; {sure} with 95\u00a0% confidence, by DeLong's method, for test samples of this kind"
