@@ -126,6 +126,15 @@ def test_set(fedsaddle: Command) -> None:
     assert (made["algorithm"]["lr"], made["train"]["engine"]) == (0.01, "serial")
 
 
+def test_metrics_of_validation_data_are_named_in_words(fedsaddle: Command) -> None:
+    lines = fedsaddle("run", save(TABLE), "--set", "data.valid=0.3").out.splitlines()
+    metrics = json.loads(Path("runs/tiny/result.json").read_text())["metrics"]
+    named = dict(re.split(r"  +", line.strip())[:2] for line in lines if line.startswith("  A"))
+    assert named["AUC, spread over clients, validation"] == f"{metrics['valid_auc_std']:.4f}"
+    assert list(named)[2:4] == ["AUC, mean over clients", "AUC, mean over clients, validation"]
+    assert not any(key in line for line in lines for key in metrics if "_" in key)
+
+
 def test_without_plotly_there_is_no_report(fedsaddle: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "_has_plotly", lambda: False)
     assert fedsaddle("run", save(QUADRATIC)).code == 0
