@@ -126,6 +126,15 @@ def test_set(fedsaddle: Command) -> None:
     assert (made["algorithm"]["lr"], made["train"]["engine"]) == (0.01, "serial")
 
 
+def test_metrics_of_validation_data_are_named_in_words(fedsaddle: Command) -> None:
+    lines = fedsaddle("run", save(TABLE), "--set", "data.valid=0.3").out.splitlines()
+    metrics = json.loads(Path("runs/tiny/result.json").read_text())["metrics"]
+    named = dict(re.split(r"  +", line.strip())[:2] for line in lines if line.startswith("  A"))
+    assert named["AUC, spread over clients, validation"] == f"{metrics['valid_auc_std']:.4f}"
+    assert list(named)[2:4] == ["AUC, mean over clients", "AUC, mean over clients, validation"]
+    assert not any(key in line for line in lines for key in metrics if "_" in key)
+
+
 def test_without_plotly_there_is_no_report(fedsaddle: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "_has_plotly", lambda: False)
     assert fedsaddle("run", save(QUADRATIC)).code == 0
@@ -141,7 +150,9 @@ def test_compare_report_and_show(fedsaddle: Command) -> None:
     for steps in (2, 3):
         fedsaddle("run", save(TABLE), "--set", f"algorithm.local_steps={steps}", "--quiet")
     done = fedsaddle("compare", "runs/tiny", "runs/tiny-2", "--out", "both.html")
-    header, first, second, _, meaning, _, *notices, page = done.out.splitlines()
+    header, first, second, _, verdict, meaning, _, *notices, page = done.out.splitlines()
+    assert verdict.endswith("is ahead of the other by more than the choice of test samples explains.")
+    assert verdict in Path("both.html").read_text(encoding="utf-8") and "±" not in done.out  # a seed each
     assert (
         meaning.startswith("95 %: ")
         and header.split()[:2] == ["run", "algorithm"]
@@ -619,8 +630,16 @@ def test_seeds_are_trained_one_by_one_and_share_a_row(fedsaddle: Command) -> Non
     spread = f"{np.mean(aucs):.4f} ± {np.std(aucs, ddof=1):.4f}"
     row = re.search(rf"tiny \(2 seeds\)  CODASCA    {re.escape(spread)}  (0\.\d+) to (\d\.\d+)  ", done.out)
     assert row is not None and float(row[1]) < np.mean(aucs) < float(row[2])
-    assert "of several seeds of their mean AUC" in done.out
+    assert (
+        "of several seeds of their mean AUC" in done.out
+        and "\n±: standard deviation over seeds.\n" in done.out
+    )
     assert Path("runs/tiny-seed-0-and-others.html").exists()
+    for folder, auc in zip(folders, (0.7296, 0.7306), strict=True):
+        file = Path(folder, "result.json")
+        result = json.loads(file.read_text())
+        file.write_text(json.dumps(result | {"metrics": result["metrics"] | {"auc": auc}}))
+    assert "  0.7301 ± 0.0007  " in fedsaddle("compare", *folders).out  # as many decimals as the mean
     fedsaddle("run", save(TABLE), "--set", "algorithm.lr=0.01", "--out", "tiny", "--quiet")
     fedsaddle("run", save(TABLE), "--out", "again", "--quiet")  # seed 0 once more, which is no repetition
     compared = fedsaddle("compare", *folders, "tiny", "again")
@@ -687,7 +706,11 @@ def test_runs_that_differ_in_more_than_the_seed_have_rows_of_their_own(fedsaddle
     both, alone = fedsaddle("compare", "r-0", "r-1", "r-2").out.splitlines()[1:3]
     assert re.search(r" ± \S+  -  ", both) and re.search(r"  0\.\d+ to \d\.\d+  ", alone)
     said = fedsaddle("compare", "r-0", "other").out
-    assert "Not compared sample by sample: the runs have different test samples." in said
+    assert "Not compared sample by sample: r-0, other (different test samples)." in said
+    said = fedsaddle("compare", "other", "r-0", "r-2").out
+    assert "Not compared sample by sample: other (different test samples)." in said
+    assert re.search(r"\nother .*  -  .*\nr-", said) and "the other with the same test samples" in said
+    assert "behind the best" in said and "(different test samples)" in Path("comparison.html").read_text()
 
 
 def test_scores_of_the_test_rows(fedsaddle: Command) -> None:

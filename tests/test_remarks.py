@@ -17,7 +17,7 @@ from fedsaddle import metrics
 from fedsaddle.compare import notices
 from fedsaddle.folder import read_result
 from fedsaddle.remarks import remarks
-from fedsaddle.scores import Compared, compared
+from fedsaddle.scores import DIFFERENT, compared
 
 pytest.importorskip("plotly")
 
@@ -185,22 +185,28 @@ def test_of_repeated_runs_the_difference_of_means_has_an_interval(tmp_path: Path
         for seed, folder in enumerate(folders[str(lr)]):
             torch.manual_seed(seed)
             summary(fs.AUC(torch.nn.Linear(3, 1)), lr, 20, folder, seed=seed)
-    sure, found, why = compared([{f: read_result(f) for f in own} for own in folders.values()])
-    assert found is not None and found[0] is None and found[1] is not None
+    found = compared({name: {f: read_result(f) for f in own} for name, own in folders.items()})
+    (behind,) = found.behind.values()
+    assert found.best == "0.05" and list(found.behind) == ["0.0001"]
     results = {k: [json.loads((f / "result.json").read_text()) for f in own] for k, own in folders.items()}
     means = [np.mean([result["metrics"]["auc"] for result in own]) for own in results.values()]
-    assert found[1].value == pytest.approx(means[0] - means[1], abs=1e-12)
-    assert found[1].low < found[1].value < found[1].high
-    ends = [[float(end) for end in text.split(" to ")] for text in sure]
+    assert behind.value == pytest.approx(means[0] - means[1], abs=1e-12)
+    assert behind.low < behind.value < behind.high
+    ends = [[float(end) for end in text.split(" to ")] for text in found.sure.values()]
     assert all(low < mean < high for mean, (low, high) in zip(means, ends, strict=True))
     page = write_comparison(folders, tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Behind the best" in page and "Test AUC" in bold(page) and found[1].low > 0
-    assert all(f"<small>{text}</small>" in page for text in sure)
-    unsure = [None, metrics.Interval(0.3, -0.1, 0.7)]  # as far apart, but other samples might turn it
-    page = write_comparison(folders, tmp_path / "page.html", compared=Compared(sure, unsure, why)).read_text(
-        encoding="utf-8"
-    )
-    assert "Test AUC" not in bold(page) and bold(page)
+    assert "Behind the best" in page and "Test AUC" in bold(page) and behind.low > 0
+    assert "class='lead'>0.05 is ahead of the other by more than the choice of test samples explains." in page
+    assert all(f"<small>{text}</small>" in page for text in found.sure.values())
+    for changed, kept in (
+        (
+            found._replace(behind={"0.0001": metrics.Interval(0.3, -0.1, 0.7)}),
+            True,
+        ),  # other samples might turn it
+        (found._replace(apart={"0.0001": DIFFERENT}), False),  # no column compares like with like
+    ):
+        page = write_comparison(folders, tmp_path / "page.html", compared=changed).read_text(encoding="utf-8")
+        assert "Test AUC" not in bold(page) and bool(bold(page)) == kept
     assert metrics.auc_difference(torch.zeros(4), torch.zeros(4), torch.tensor([1, 1, 0, 0]).bool()) == (
         0,
         0,

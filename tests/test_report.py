@@ -131,6 +131,18 @@ def test_numbers_and_curves_are_those_of_the_history(tmp_path: Path) -> None:
     assert dual["y"] == [r["dual"][0] for r in records] and dual["y"][0] == 0.0 != dual["y"][-1]
 
 
+def test_objectives_stand_beside_what_they_began_with(tmp_path: Path) -> None:
+    folder = auc_run(tmp_path / "run")
+    result = json.loads((folder / "result.json").read_text())
+    start, end = result["phi_at_start"], result["metrics"]["phi"]
+    text = report.write_report(folder).read_text(encoding="utf-8")
+    assert start != end and f"<small>began at {start:.4f}</small></th><td>{end:.4f}</td>" in text
+    edit_result(
+        folder, phi_at_start=None, grad_phi_at_start=None, loss_at_start=None
+    )  # as of an older fedsaddle
+    assert "began at" not in report.write_report(folder).read_text(encoding="utf-8")
+
+
 def test_calendar_shows_who_took_part(tmp_path: Path) -> None:
     folder = auc_run(tmp_path / "run", participation=fs.Uniform(2))
     grid = next(
@@ -532,3 +544,19 @@ def test_late_bands_are_inside_the_range() -> None:
     low, high = figures._focus([band, line])
     assert low < 0.6 and high > 0.9
     assert low > 0.55  # the early band may lie below
+
+
+def test_a_line_leaves_the_frame_at_its_beginning_only_and_the_note_says_so() -> None:
+    def drawn(main: str, *lines: list[float]) -> tuple[list[float], str]:
+        runs = [figures.Run([{"round": r, main: v} for r, v in enumerate(line)]) for line in lines]
+        figure = figures.course([figures.Group(str(i), i, [run]) for i, run in enumerate(runs)], main)
+        return list(figure.panels[0].layout["yaxis"]["range"]), figure.note
+
+    said = "The frame leaves out the first evaluations, of a model hardly trained."
+    slow = [0.5, 0.55, *[0.7 + r / 1000 for r in range(28)]]
+    early = [0.6, 0.9, *[0.8] * 28]  # best in its first evaluations, of which two in thirty may be left out
+    (low, high), note = drawn("auc", slow, early)
+    assert 0.6 < low < 0.7 and high > 0.9 and note == said
+    (low, high), note = drawn("loss", [1 - v for v in slow], [1 - v for v in early])
+    assert low < 0.1 and 0.3 < high < 0.4 and note == said
+    assert drawn("auc", [0.8] * 30, early[1:])[1] == ""  # all of it is in the frame

@@ -209,9 +209,11 @@ def test_the_same_samples_are_compared_whoever_owns_them(tmp_path: Path) -> None
     for name, own in {"sites": fed, "pool": fed.pooled(), "alone": fed.alone(1)}.items():
         fs.train(fs.AUC(torch.nn.Linear(2, 1)), fs.CODASCA(), own, rounds=2, out=tmp_path / name).finish()
     runs = {name: {tmp_path / name: read_result(tmp_path / name)} for name in ("sites", "pool", "alone")}
-    found = scores.compared(list(runs.values())).behind
-    assert found is not None and sum(one is None for one in found) == 1
+    found = scores.compared(runs)
+    assert {found.best, *found.behind} == set(runs) and not found.apart
     file = tmp_path / "pool" / "scores.csv"  # a model may give NaN for some sample
     head, first, *rest = file.read_text().splitlines()
     file.write_text("\n".join([head, first.rpartition(",")[0] + ",nan", *rest]))
-    assert scores.compared([runs["sites"], runs["pool"]])[1:] == (None, "an AUC is undefined")
+    left = {found.best, *found.behind} - {"pool"}
+    found = scores.compared(runs)
+    assert {found.best, *found.behind} == left and found.apart == {"pool": "a score is not a number"}

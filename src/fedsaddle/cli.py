@@ -30,7 +30,7 @@ from fedsaddle.kinds import ABOUT, Kind
 from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned, check_config
 from fedsaddle.progress import human_bytes, spinner
 from fedsaddle.remarks import of_training, remarks
-from fedsaddle.tables import METRICS, aligned, number, room
+from fedsaddle.tables import aligned, in_order, in_words, number, room
 
 if TYPE_CHECKING:  # torch is loaded by the commands that need it, so that the others start at once
     from fedsaddle.federation import Federation
@@ -583,15 +583,14 @@ def _print_result(name: str, result: Json) -> None:
         f"{name}: {config['algorithm']['name']} on {config['problem']['name']}, "
         f"{sizes['clients']} clients, {sizes['samples']} training samples\n"
     )
-    order = [k for k in METRICS if k in metrics] + [k for k in metrics if k not in METRICS]
     sure = auc_interval(result)
     rows: list[list[str]] = [
-        [METRICS.get(k, str(k)), number(metrics[k]) + f"  (95 %: {sure})" * (k == "auc" and sure != "")]
-        for k in order
+        [in_words(k), number(metrics[k]) + f"  (95 %: {sure})" * (k == "auc" and sure != "")]
+        for k in in_order(metrics)
         if k not in _NOT_METRICS
     ]
     if course := result.get("course"):
-        named, values = METRICS[course["metric"]], course["values"]
+        named, values = in_words(course["metric"]), course["values"]
         rows.append(
             [f"{named}, last {len(values)} evaluations", f"{number(min(values))} to {number(max(values))}"]
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +11,7 @@ from fedsaddle.folder import going_on, is_run, read_result, unfinished
 from fedsaddle.progress import human_bytes
 from fedsaddle.remarks import remarks
 from fedsaddle.repetitions import grouped, named
-from fedsaddle.tables import METRICS, aligned, number, room
+from fedsaddle.tables import METRICS, aligned, room
 
 if TYPE_CHECKING:  # torch is loaded after the folders were found to be runs
     from fedsaddle.scores import Compared
@@ -40,42 +39,40 @@ def compare(folders: Sequence[Path], say: Callable[[str], None]) -> Comparison:
     for folder, first in twins.items():
         say(f"{folder}: is the same run as {first}, left out")
         del results[folder]
+    from fedsaddle.journal import mean_and_std, over_seeds
     from fedsaddle.scores import Compared, compared
 
     by_row = {name: {folder: results[folder] for folder in own} for name, own in groups.items()}
     columns = [k for k in _SHOWN if any(k in r["metrics"] for r in results.values())]
     rows = [["run", "algorithm", *(METRICS[k] for k in columns), "rounds", "bytes"]]
     for name, own in groups.items():
-        metrics = [results[folder]["metrics"] for folder in own]
+        found = over_seeds([results[folder] for folder in own])
         rows.append([
             name,
             results[own[0]]["config"]["algorithm"]["name"],
-            *(_mean([m[k] for m in metrics]) if all(k in m for m in metrics) else "-" for k in columns),
-            str(metrics[0]["round"]),
-            human_bytes(round(statistics.fmean(m["bytes_down"] + m["bytes_up"] for m in metrics))),
+            *(mean_and_std(found[k]) if k in found else "-" for k in columns),
+            str(results[own[0]]["metrics"]["round"]),
+            human_bytes(round(found["bytes_down"]["mean"] + found["bytes_up"]["mean"])),
         ])  # fmt: skip
-    by_sample = Compared([], None, "")
-    if "auc" in columns:
-        by_sample = compared(list(by_row.values()))
-    sure, behind, why = by_sample
-    more = {"95 %": [text or "-" for text in sure]} if any(sure) else {}
-    if behind and any(behind):
-        more["behind the best"] = ["-" if by is None else by.text() for by in behind]
+    by_sample = compared(by_row) if "auc" in columns else Compared({}, "", {}, {})
+    sure, _, behind, _ = by_sample
+    more = {"95 %": [sure.get(name, "-") for name in groups]} if sure else {}
+    if behind:
+        more["behind the best"] = [behind[name].text() if name in behind else "-" for name in groups]
     at = 3 + columns.index("auc") if "auc" in columns else len(rows[0])
     for i, (head, cells) in enumerate(more.items()):
         for row, cell in zip(rows, [head, *cells], strict=True):
             row.insert(at + i, cell)
-    said = []
-    if any(sure):
-        of_mean = ", of several seeds of their mean AUC" * any(len(own) > 1 for own in groups.values())
+    said = [by_sample.verdict()] if behind else []
+    repeated = any(len(own) > 1 for own in groups.values())
+    if repeated:
+        said.append("±: standard deviation over seeds.")
+    if sure:
+        of_mean = ", of several seeds of their mean AUC" * repeated
         said.append(
             f"95 %: over the choice of test samples (DeLong{of_mean}), not over training runs and seeds."
         )
-    if behind and any(behind):
-        said.append(
-            "behind the best: on the same test samples, with a 95 % interval over their choice, not over seeds."
-        )
-    said += [f"Not compared sample by sample: {why}."] if why and len(groups) > 1 else []
+    said += by_sample.notes()
     said += notices(by_row)
     lines = [*aligned(rows, room()), *([""] if said else []), *said, *_data(results)]
     return Comparison(groups, by_sample, lines)
@@ -124,15 +121,6 @@ def _finished(folders: Sequence[Path], say: Callable[[str], None]) -> dict[Path,
         elif unfinished(folder):
             say(f"{folder}: did not finish, left out{going_on(folder)}")
     return {folder: read_result(folder) for folder in kept}
-
-
-def _mean(values: Sequence[Any]) -> str:
-    """A number; of several their mean and standard deviation."""
-    if len(values) == 1:
-        return number(values[0])
-    if not all(isinstance(v, float) for v in values):
-        return "-"
-    return f"{number(statistics.fmean(values))} ± {number(statistics.stdev(values))}"
 
 
 def _data(results: Mapping[Path, dict[str, Any]]) -> list[str]:

@@ -250,7 +250,7 @@ def course(groups: list[Group], main: str) -> Figure:
     known = [k for k in (main, f"{base(main)}_worst20") if any(_lines(g, k) for g in groups)]
     if not known:
         return Figure("Course of training", [], [], "No evaluation was recorded.")
-    one, panels = len(groups) == 1, []
+    one, cut, panels = len(groups) == 1, False, []
     dashes = {k: "solid" if k == main else "dot" for k in known}
     for keys in [known] if one else [[k] for k in known]:
         for against in ("rounds", "bytes sent"):
@@ -261,13 +261,15 @@ def course(groups: list[Group], main: str) -> Figure:
             if against != "rounds":
                 layout["xaxis"] |= {"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"}
             if main not in RESIDUALS:
-                layout["yaxis"]["range"] = _focus(data)
+                low, high = layout["yaxis"]["range"] = _focus(data, rising=main != "loss")
+                cut |= any(not low <= y <= high for t in data if "fill" not in t for y in t["y"])
             title = f"Against {against}" if one else f"{label(keys[0])}, against {against}"
             panels.append(Panel(title, data, layout))
-    note = "Lines are means over repetitions; bands are one standard deviation."
     banded = main not in RESIDUALS and any(len(g.runs) > 1 for g in groups)
+    notes = ["Lines are means over repetitions; bands are one standard deviation."] if banded else []
+    notes += ["The frame leaves out the first evaluations, of a model hardly trained."] if cut else []
     legend = [(label(k), groups[0].colour, dashes[k]) for k in known] if one else _names_of(groups)
-    return Figure("Course of training", panels, legend, note if banded else "")
+    return Figure("Course of training", panels, legend, " ".join(notes))
 
 
 def by_client(groups: list[Group], main: str) -> Figure | None:
@@ -638,10 +640,14 @@ def _lines(
     return [band, line]
 
 
-def _focus(data: list[Record]) -> list[float]:
-    """A y range in which the late course is legible: the first evaluation, of an untrained model, may lie below."""
+def _focus(data: list[Record], rising: bool = True) -> list[float]:
+    """A y range in which the late course is legible: the first evaluations, of a model hardly trained, may lie below.
+
+    Where a metric is to fall, above. On the other side whole lines are in it.
+    """
     late = [y for t in data for y in _late(t["y"], "fill" in t)]
-    low, high = min(late), max(late)
+    whole = late + [y for t in data if "fill" not in t for y in t["y"]]
+    low, high = (min(late), max(whole)) if rising else (min(whole), max(late))
     margin = max(0.06 * (high - low), 0.0005)
     return [low - margin, high + margin]
 

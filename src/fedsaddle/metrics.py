@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -36,7 +37,7 @@ class Interval(NamedTuple):
 
     def text(self) -> str:
         """0.0123 (0.0045 to 0.0201)."""
-        return f"{self.value:.4f} ({self.low:.4f} to {self.high:.4f})"
+        return f"{self.value:z.4f} ({self.low:z.4f} to {self.high:z.4f})"
 
 
 def auc(scores: Tensor, positive: Tensor) -> float:
@@ -65,15 +66,19 @@ def auc_interval(scores: Tensor, positive: Tensor) -> Interval | None:
     return Interval(value, *(1 / (1 + math.exp(-v)) for v in (at - width, at + width)))
 
 
-def auc_difference(scores: Tensor, others: Tensor, positive: Tensor) -> Interval | None:
+def auc_difference(scores: Tensor, others: Tensor, positive: Tensor, pairs: int = 1) -> Interval | None:
     """AUC of `scores` less that of `others` on the same samples, with its 95 % interval (DeLong et al. 1988, paired).
 
     Either is [n], or of several runs [k, n], whose mean AUC it is then.
+
+    Args:
+        pairs: of how many this is one; the interval is so wide that those of all hold at once with 95 % (Bonferroni).
     """
     scores, others = torch.atleast_2d(scores).double(), torch.atleast_2d(others).double()
     k, m = len(scores), len(others)
     value, error = _delong(torch.cat([scores, others]), positive, [1 / k] * k + [-1 / m] * m)
-    return None if error != error else Interval(value, value - _QUANTILE * error, value + _QUANTILE * error)
+    width = NormalDist().inv_cdf(1 - 0.025 / pairs) * error
+    return None if error != error else Interval(value, value - width, value + width)
 
 
 def _delong(scores: Tensor, positive: Tensor, contrast: list[float]) -> tuple[float, float]:

@@ -137,7 +137,7 @@ def write_comparison(
         g.name: dict(zip(folders[g.name], [run.result for run in g.runs], strict=True)) for g in groups
     }
     if compared is None:
-        compared = scores.compared(list(results.values())) if main == "auc" else Compared([], None, "")
+        compared = scores.compared(results) if main == "auc" else Compared({}, "", {}, {})
     cards = [
         _table_of_runs(groups, main, compared),
         *_figures(groups, main),
@@ -150,7 +150,7 @@ def write_comparison(
     facts = [plural(n, "run")]
     facts += ["numbers are means ± standard deviation over repetitions"] if n > len(groups) else []
     facts += _common_facts(groups)
-    lead = page.element("p", note, "lead")
+    lead = page.element("p", note, "lead") + page.element("p", compared.verdict(), "lead")
     lead += "".join(page.element("p", said, "warning") for said in notices(results))
     return page.write(Path(out), title, "Comparison", facts, lead, cards)
 
@@ -233,6 +233,9 @@ def _key_numbers(run: Run) -> page.Card:
     ]
     known = {k: v for k in order if (v := finite(run.final.get(k))) is not None}
     notes = dict(NOTES)
+    for k in known:
+        if (start := finite(run.result.get(f"{k}_at_start"))) is not None:
+            notes[k] = f"began at {_number(k, start)}"
     if sure := auc_interval(run.result):
         notes["auc"] += (
             f"; {sure} with 95\u00a0% confidence, by DeLong's method, for test samples of this kind"
@@ -288,7 +291,6 @@ def _words(runs: Sequence[Run]) -> page.Card:
 
 
 def _table_of_runs(groups: list[Group], main: str, compared: Compared) -> page.Card:
-    sure, behind = compared.sure, compared.behind
     qualities = {
         main: label(main), f"{base(main)}_clients": "Mean over clients", f"{base(main)}_worst20": "Worst 20\u00a0%",
         f"{base(main)}_best20": "Best 20\u00a0%", f"{base(main)}_gini": "Gini",
@@ -302,23 +304,25 @@ def _table_of_runs(groups: list[Group], main: str, compared: Compared) -> page.C
         keys = [k for k in keys if k != "phases"]
     best = {k: _best(k, [g.values(k) for g in groups]) for k in keys if k in qualities}
     best = {k: None if i is None or _doubted(k, groups[i]) else i for k, i in best.items()}
-    if behind and not all(
-        by is None or by.low > 0 for by in behind
-    ):  # other test samples might tell otherwise
-        best[main] = None
+    if scores.DIFFERENT in compared.apart.values():
+        best = dict.fromkeys(best)
+    if any(by.low <= 0 for by in compared.behind.values()):  # other test samples might tell otherwise
+        best["auc"] = None
     columns = []
     for k in keys:
         cells = []
         for i, g in enumerate(groups):
             cell = _mean_and_spread(k, g.values(k), k in qualities)
-            if k == "auc" and sure:
-                cell += page.element("small", sure[i])
+            if k == "auc":
+                cell += page.element("small", compared.sure.get(g.name, ""))
             if k == "bytes_down":
                 cell += page.element("small", _mean_and_spread("bytes_up", g.values("bytes_up"), False))
             cells.append(f"<td class='best'>{cell}</td>" if best.get(k) == i else f"<td>{cell}</td>")
         columns.append((wanted[k], cells))
-        if k == main and behind:
-            columns.append(("Behind the best", [f"<td>{_behind(by)}</td>" for by in behind]))
+        if k == "auc" and compared.behind:
+            columns.append(
+                ("Behind the best", [f"<td>{_behind(compared.behind.get(g.name))}</td>" for g in groups])
+            )
     rows = []
     for i, g in enumerate(groups):
         unfinished = sum(not r.result for r in g.runs)
@@ -334,26 +338,24 @@ def _table_of_runs(groups: list[Group], main: str, compared: Compared) -> page.C
     table = page.table("runs", ["Method", *(head for head, _ in columns)], rows)
     note = (
         "In bold: the best mean, where every row has two runs or more and it is ahead of the second by more than the "
-        "larger of their two standard deviations, and no notice above doubts it; of test AUC also only where all intervals "
-        "of the others are above 0."
+        "larger of their two standard deviations, all have the same test samples as far as that is known, and no notice "
+        "above doubts it; of test AUC also only where the intervals of the others are above 0."
     )
     note += " Here none is." if all(i is None for i in best.values()) else ""
     note = note * (len(groups) > 1)
-    if any(sure):
+    if compared.sure:
         note += (
             " Below an AUC, or the mean of repetitions: its 95\u00a0% confidence interval over the choice of test samples "
             "(DeLong), not over training runs."
         )
-    if behind:
-        note += (
-            " Behind the best: the difference on the same test samples, with its 95\u00a0% interval over their choice "
-            "(paired), not over seeds."
-        )
+    note = " ".join([note, *compared.notes()])
     return page.Card("runs", "Results", table + page.element("p", note.strip(), "note"), wide=True)
 
 
 def _behind(by: Interval | None) -> str:
-    return "–" if by is None else f"{by.value:.4f}{page.element('small', f'{by.low:.4f} to {by.high:.4f}')}"
+    return (
+        "–" if by is None else f"{by.value:z.4f}{page.element('small', f'{by.low:z.4f} to {by.high:z.4f}')}"
+    )
 
 
 def _best(key: str, values: list[list[float]]) -> int | None:

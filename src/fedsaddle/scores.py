@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -30,6 +31,8 @@ from fedsaddle.metrics import Interval
 MOST = 1_000_000  # of more samples nothing is written
 
 _HEAD = ["client", "row", "y", "score"]
+
+DIFFERENT = "different test samples"  # why rows are not compared sample by sample
 
 
 class Scores(NamedTuple):
@@ -77,28 +80,61 @@ def read(folder: Path) -> Scores | None:
 
 
 class Compared(NamedTuple):
-    """What test samples say of the test AUCs of groups of runs; those of a group are repetitions, such as over seeds."""
+    """What test samples say of the test AUCs of rows; the runs of a row are repetitions, such as over seeds."""
 
-    sure: list[
-        str
-    ]  # of each its 95 % interval over test samples, of repetitions of their mean AUC; "" where unknown
-    behind: list[Interval | None] | None  # the best group's mean AUC less that of each, None for itself
-    why: str  # the latter is not known
+    sure: dict[
+        str, str
+    ]  # 95 % intervals over test samples, of repetitions of their mean AUC; of rows that have one
+    best: (
+        str  # of the rows with the same test samples, the one with the highest mean AUC; "" of fewer than two
+    )
+    behind: dict[str, Interval]  # its mean AUC less that of each of the others
+    apart: dict[str, str]  # rows that are not compared sample by sample, and why
+
+    def verdict(self) -> str:
+        """Whether the best is ahead by more than chance; "" where nothing is compared."""
+        if not self.behind:
+            return ""
+        clear = [name for name, by in self.behind.items() if by.low > 0]
+        level = [name for name in self.behind if name not in clear]
+        explained = "by more than the choice of test samples explains"
+        if clear and level:
+            told = f"{', '.join(clear)}; not told apart from it: {', '.join(level)}"
+            return f"Behind the best, {self.best}, {explained}: {told}."
+        others = "all others" if len(self.behind) > 1 else "the other"
+        others += " with the same test samples" * bool(self.apart)
+        return f"{self.best if clear else 'No row'} is ahead of {others} {explained}."
+
+    def notes(self) -> list[str]:
+        """What the differences are, and which rows have none."""
+        said = []
+        if self.behind:
+            widened = ", widened so that those of all pairs of rows hold at once (Bonferroni)"
+            said.append(
+                "Behind the best: on the same test samples, with a 95 % interval over their choice, not over seeds"
+                f"{widened * (len(self.behind) > 1)}."
+            )
+        if self.apart:
+            names = {why: [k for k, v in self.apart.items() if v == why] for why in self.apart.values()}
+            listed = ", ".join(f"{', '.join(rows)} ({why})" for why, rows in names.items())
+            said.append(f"Not compared sample by sample: {listed}.")
+        return said
 
 
-def compared(groups: Sequence[Mapping[Path, dict[str, Any]]]) -> Compared:
-    """Compare test AUCs on the same samples.
+def compared(rows: Mapping[str, Mapping[Path, dict[str, Any]]]) -> Compared:
+    """Compare test AUCs on the same samples, of the largest set of rows that have the same.
 
     Args:
-        groups: of each its runs' folders, with result.json.
+        rows: of each its runs' folders, with result.json.
     """
-    alone = sum(map(len, groups)) == 1  # its result has all that is asked for
-    runs = [[] if alone else [read(folder) for folder in own] for own in groups]
-    sure = [
-        _interval(found) if len(own) > 1 else auc_interval(*own.values())
-        for own, found in zip(groups, runs, strict=True)
-    ]
-    return Compared(sure, *_differences(runs))
+    alone = sum(map(len, rows.values())) == 1  # its result has all that is asked for
+    runs = {name: [] if alone else [read(folder) for folder in own] for name, own in rows.items()}
+    sure = {
+        name: _interval(runs[name]) if len(own) > 1 else auc_interval(*own.values())
+        for name, own in rows.items()
+    }
+    best, behind, apart = _differences(runs) if len(rows) > 1 else ("", {}, {})
+    return Compared({name: text for name, text in sure.items() if text}, best, behind, apart)
 
 
 def _interval(runs: Sequence[Scores | None]) -> str:
@@ -110,25 +146,42 @@ def _interval(runs: Sequence[Scores | None]) -> str:
     return between(interval.low, interval.high) if interval else ""
 
 
-def _differences(runs: Sequence[Sequence[Scores | None]]) -> tuple[list[Interval | None] | None, str]:
-    """How far each group is behind the best; where that cannot be had, None and why."""
-    if len(runs) < 2:
-        return None, ""
-    known = [[one for one in own if one is not None] for own in runs]
-    if any(len(found) < len(own) for found, own in zip(known, runs, strict=True)):
-        return None, "a run has no scores.csv"
-    first = known[0][0]
-    if not all(_same(one, first) for own in known for one in own):
-        return None, "the runs have different test samples"
-    scored = [torch.stack([one.scores for one in own]) for own in known]
-    aucs = [fmean(metrics.auc(one, first.positive) for one in own) for own in scored]
-    if any(value != value for value in aucs):
-        return None, "an AUC is undefined"
-    best = aucs.index(max(aucs))
-    return [
-        None if i == best else metrics.auc_difference(scored[best], own, first.positive)
-        for i, own in enumerate(scored)
-    ], ""
+def _differences(
+    rows: Mapping[str, Sequence[Scores | None]],
+) -> tuple[str, dict[str, Interval], dict[str, str]]:
+    """The best row, how far others are behind it, and which rows are left out."""
+    apart = {name: why for name, own in rows.items() if (why := _unfit(own))}
+    known = {name: [one for one in own if one is not None] for name, own in rows.items() if name not in apart}
+    alike = [[k for k in known if _same(known[k][0], own[0])] for own in known.values()]
+    together = max(alike, key=len, default=[])  # of equally many, those with the first row
+    if len(together) < 2 and len(known) > 1:
+        together = []
+    apart |= {name: DIFFERENT for name in known if name not in together}
+    if len(together) < 2:
+        return "", {}, apart
+    positive = known[together[0]][0].positive
+    scored = {name: torch.stack([one.scores for one in known[name]]) for name in together}
+    means = {name: fmean(metrics.auc(one, positive) for one in own) for name, own in scored.items()}
+    best = max(means, key=means.__getitem__)
+    pairs = math.comb(len(together), 2)  # the best is known afterwards only, so that it could be any of them
+    behind = {
+        name: by
+        for name, own in scored.items()
+        if name != best and (by := metrics.auc_difference(scored[best], own, positive, pairs)) is not None
+    }
+    if not behind:
+        return "", {}, apart | dict.fromkeys(together, "fewer than two test samples of a class")
+    return best, behind, apart
+
+
+def _unfit(runs: Sequence[Scores | None]) -> str:
+    """Why a row's scores cannot be compared with others; "" where they can."""
+    found = [one for one in runs if one is not None]
+    if len(found) < len(runs):
+        return "no scores.csv"
+    if not all(_same(one, found[0]) for one in found):
+        return "its runs have different test samples"
+    return "a score is not a number" if any(one.scores.isnan().any() for one in found) else ""
 
 
 def _same(one: Scores, other: Scores) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 METRICS = {  # the names of metrics for people, in the order in which they are shown
@@ -14,11 +14,11 @@ METRICS = {  # the names of metrics for people, in the order in which they are s
     "auc_bound": "AUC, test: off by at most",
     "valid_auc_bound": "AUC, validation: off by at most",
     "train_auc_bound": "AUC, training: off by at most",
-    "auc_clients": "AUC, mean of clients",
+    "auc_clients": "AUC, mean over clients",
     "auc_worst20": "AUC, worst 20 % of clients",
     "auc_best20": "AUC, best 20 % of clients",
-    "auc_std": "AUC, deviation of clients",
-    "auc_gini": "AUC, Gini coefficient of clients",
+    "auc_std": "AUC, spread over clients",
+    "auc_gini": "AUC, Gini coefficient over clients",
     "single_class_clients": "clients with one class",
     "partial_auc": "partial AUC, test",
     "valid_partial_auc": "partial AUC, validation",
@@ -30,11 +30,11 @@ METRICS = {  # the names of metrics for people, in the order in which they are s
     "accuracy": "accuracy, test",
     "valid_accuracy": "accuracy, validation",
     "train_accuracy": "accuracy, training",
-    "accuracy_clients": "accuracy, mean of clients",
+    "accuracy_clients": "accuracy, mean over clients",
     "accuracy_worst20": "accuracy, worst 20 % of clients",
     "accuracy_best20": "accuracy, best 20 % of clients",
-    "accuracy_std": "accuracy, deviation of clients",
-    "accuracy_gini": "accuracy, Gini coefficient of clients",
+    "accuracy_std": "accuracy, spread over clients",
+    "accuracy_gini": "accuracy, Gini coefficient over clients",
     "loss": "loss, training",
     "grad_norm": "norm of its gradient",
     "robust_loss": "loss by the worst weights",
@@ -45,6 +45,29 @@ METRICS = {  # the names of metrics for people, in the order in which they are s
     "distance": "distance to the saddle",
     "field_norm": "norm of the saddle field",
 }
+
+
+_PARTS = {"valid_": "validation", "train_": "training"}
+
+
+def in_words(key: str) -> str:
+    """What a metric is called; where METRICS does not know it on validation or training data, as on test data.
+
+    Example:
+        >>> in_words("valid_auc_std")
+        'AUC, spread over clients, validation'
+    """
+    for prefix, part in _PARTS.items():
+        on_test = key.removeprefix(prefix)
+        if key not in METRICS and on_test in METRICS:
+            return f"{METRICS[on_test]}, {part}"
+    return METRICS.get(key, key)
+
+
+def in_order(keys: Iterable[str]) -> list[str]:
+    """Metrics in the order in which they are shown; unknown ones last."""
+    order = [prefix + k for k in METRICS for prefix in ("", *_PARTS)]
+    return sorted(keys, key=lambda k: order.index(k) if k in order else len(order))
 
 
 def number(value: Any) -> str:
