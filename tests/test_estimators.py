@@ -23,7 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import fedsaddle as fs
-from fedsaddle import FedsaddleError, estimators
+from fedsaddle import FedsaddleError, estimators, steps
 
 ESTIMATORS = (fs.FederatedAUCClassifier, fs.FairFederatedClassifier, fs.FederatedPairwiseRanker)
 EXPECTED_TO_FAIL: dict[str, str] = {}  # check -> reason; there is none

@@ -157,9 +157,7 @@ def _points(result: Result) -> page.Card:
         summary = page.element("summary", plural(len(rest), "more point"))
         body += f"<details>{summary}{page.table('points', [*head[1:], ''], rest)}</details>"
     left = len(lines) - len(rows)
-    level = (
-        "behind the chosen point by no more than the choice of validation samples explains (95 %, paired). "
-    )
+    level = "behind the chosen point by no more than the choice of validation samples explains (each at 95 %, paired). "
     note = f"~ level with it: {level}" if result.level else ""
     note += f"{plural(left, 'point')} beyond these in table.md." if left else ""
     body += page.element("p", note.strip(), "note")
