@@ -190,7 +190,7 @@ def test_compare_says_when_the_data_differ(fedsaddle: Command) -> None:
     fedsaddle("run", save(TABLE), "--set", "data.test=0.5", "--quiet")
     lines = fedsaddle("compare", "runs/tiny", "runs/tiny-2", "--out", "both.html").out.splitlines()
     assert "These runs have different data:" in lines
-    assert lines[-2].startswith("  runs/tiny-2: ") and "evaluated on their test data" in lines[-2]
+    assert lines[-2].startswith("  tiny-2: ") and "evaluated on their test data" in lines[-2]
     hospitals()
     fedsaddle("run", save(FRAME), "--out", "two", "--quiet")
     fedsaddle("run", save(FRAME), "--set", "data.drop=['bmi']", "--out", "one", "--quiet")

@@ -212,3 +212,13 @@ def test_of_repeated_runs_the_difference_of_means_has_an_interval(tmp_path: Path
         0,
         0,
     )
+
+
+def test_a_notice_of_nearly_all_names_the_others() -> None:
+    poor = summary(fs.AUC(torch.nn.Linear(3, 1)), 0.05, positives=3)
+    (said,) = remarks(poor)
+    sound = summary(fs.AUC(torch.nn.Linear(3, 1)), 0.05, positives=20)
+    rows = {name: {Path(name): sound if name == "c" else poor} for name in "abcd"}
+    assert notices(rows) == [f"All but c: {said}"]
+    assert notices(rows | {"b": {Path("b"): sound}}) == [f"a, d: {said}"]
+    assert notices({k: v for k, v in rows.items() if k != "c"}) == [said]

@@ -74,7 +74,7 @@ def compare(folders: Sequence[Path], say: Callable[[str], None]) -> Comparison:
         )
     said += by_sample.notes()
     said += notices(by_row)
-    lines = [*aligned(rows, room()), *([""] if said else []), *said, *_data(results)]
+    lines = [*aligned(rows, room()), *([""] if said else []), *said, *_data(by_row)]
     return Comparison(groups, by_sample, lines)
 
 
@@ -90,13 +90,20 @@ def notices(rows: Mapping[str, Mapping[Path, dict[str, Any]]]) -> list[str]:
         for remark in remarks(result):
             held.setdefault(remark, []).append(folder)
     short = named(folder for folder, _ in results)
+
+    def called(some: Sequence[Path]) -> list[str]:
+        """Rows where all of their runs are meant, else single runs."""
+        names: list[str] = []
+        for name, own in rows.items():
+            mine = [folder for folder in own if folder in some]
+            names += [name] if len(mine) == len(own) else [short[folder] for folder in mine]
+        return names
+
     said: list[str] = []
     for text, holders in held.items():
-        who = []
-        for name, own in rows.items():
-            mine = [folder for folder in own if folder in holders]
-            who += [name] if len(mine) == len(own) else [short[folder] for folder in mine]
-        said.append(text if len(holders) == len(results) else f"{', '.join(who)}: {text}")
+        of, but = called(holders), called([folder for folder, _ in results if folder not in holders])
+        who = f"All but {', '.join(but)}" if len(but) < len(of) - 1 else ", ".join(of)
+        said.append(f"{who}: {text}" if but else text)
     return said
 
 
@@ -123,15 +130,19 @@ def _finished(folders: Sequence[Path], say: Callable[[str], None]) -> dict[Path,
     return {folder: read_result(folder) for folder in kept}
 
 
-def _data(results: Mapping[Path, dict[str, Any]]) -> list[str]:
-    """The data of each run, where they differ: the columns do not compare like with like then."""
-    data = [
-        "{clients} clients, {samples} training samples".format(**r["config"]["federation"])
-        + (f" of {'x'.join(map(str, r['sample']['shape'])) or 1}" if r.get("sample") else "")
-        + f", clients evaluated on their {r['clients_evaluated_on']} data"
-        for r in results.values()
-    ]
-    if len(set(data)) < 2:
+def _data(rows: Mapping[str, Mapping[Path, dict[str, Any]]]) -> list[str]:
+    """Which rows have which data, where they differ: the columns do not compare like with like then."""
+    data: dict[str, list[str]] = {}
+    for name, own in rows.items():
+        first = next(iter(own.values()))
+        text = "{clients} clients, {samples} training samples".format(**first["config"]["federation"])
+        text += f" of {'x'.join(map(str, first['sample']['shape'])) or 1}" if first.get("sample") else ""
+        text += f", clients evaluated on their {first['clients_evaluated_on']} data"
+        data.setdefault(text, []).append(name)
+    if len(data) < 2:
         return []
-    each = [f"  {folder}: {text}" for folder, text in zip(results, data, strict=True)]
-    return ["", "These runs have different data:", *each]
+    return [
+        "",
+        "These runs have different data:",
+        *(f"  {', '.join(own)}: {text}" for text, own in data.items()),
+    ]
