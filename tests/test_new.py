@@ -164,6 +164,25 @@ def test_columns_are_proposed_and_what_cannot_be_a_feature_is_dropped(fedsaddle:
     assert tomllib.loads(Path("r/run.toml").read_text())["data"]["positive"] == "no"
 
 
+def test_a_linear_model_starts_at_zero(fedsaddle: Callable[..., Done]) -> None:
+    tables(Path())
+    for model, options in (("linear", {"zero": True}), ("mlp", {"hidden": [16]})):
+        assert fedsaddle("new", model, "--data", "all.csv", "--model", model, "--script").code == 0
+        text = Path(model, "run.toml").read_text()
+        assert tomllib.loads(text)["model"] == {"name": model} | options
+        assert ("start at 0" in text) == (model == "linear")
+        assert ("zero=True" in Path(model, "run.py").read_text()) == (model == "linear")
+    start = load("linear/run.toml").build().problem.init()
+    assert not start.any()
+
+
+@pytest.mark.parametrize("aim", AIMS)
+def test_a_linear_model_learns_from_zero(aim: str, fedsaddle: Callable[..., Done]) -> None:
+    tables(Path())
+    assert fedsaddle("new", "p", "--data", "all.csv", "--aim", aim, "--rounds", "10").code == 0
+    assert load("p/run.toml").run(progress=False).metrics["auc"] > 0.7
+
+
 def test_decimal_commas_are_numbers(fedsaddle: Callable[..., Done]) -> None:
     tables(Path())
     for folder, data in (("p", "all.csv"), ("q", "commas.csv")):

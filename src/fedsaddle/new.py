@@ -43,6 +43,7 @@ from fedsaddle.toml import to_value
 
 CONFIG, SCRIPT = "run.toml", "run.py"
 MODELS = {"linear": "a weighted sum of the features", "mlp": "a small network"}
+OPTIONS: dict[str, dict[str, Any]] = {"linear": {"zero": True}, "mlp": {"hidden": [16]}}
 BUNDLED = tuple(name for name, info in DATASETS.items() if info.bundled and info.classes)
 _LABELS = (
     "label", "target", "y", "outcome", "class", "event", "died", "death", "dead", "mortality", "survived", "readmitted",
@@ -725,10 +726,14 @@ def _config_text(name: str, folder: Path, source: Source, aim: Aim, key: str, mo
     train = [
         ("rounds", rounds, "rounds of communication; more while the curves in the report still rise"),
         ("batch_size", 32, '"none": all samples of a site in every step'),
-        ("seed", 0, "of minibatches and of the model's first parameters"),
+        ("seed", 0, "of all that training draws at random"),
     ]
     network: list[tuple[str, Any, str]] = [("name", model, f"{MODELS[model]}; fedsaddle list models")]
-    network += [("hidden", [16], "units of its layers")] if model == "mlp" else []
+    means = {
+        "zero": "start at 0; a random start would stay in the weights of text columns",
+        "hidden": "units of its layers",
+    }
+    network += [(k, v, means[k]) for k, v in OPTIONS[model].items()]
     parts = [
         head,
         f"name = {to_value(name)}  # of the run, in runs/; for a variant: --set name=local --set algorithm.name=local_sgda",
@@ -755,8 +760,7 @@ def _called_with(function: str, first: Sequence[str], options: dict[str, Any]) -
 
 def _script_text(source: Source, aim: Aim, model: str, rounds: int) -> str:
     problem, algorithm = ({k: v for k, v in d.items() if k != "name"} for d in (aim.problem, aim.algorithm))
-    hidden = {"hidden": [16]} if model == "mlp" else {}
-    built = _called_with("models.build", [_python(model), 'federation.data["x"].shape[1:]'], hidden)
+    built = _called_with("models.build", [_python(model), 'federation.data["x"].shape[1:]'], OPTIONS[model])
     settings = {"rounds": rounds, "batch_size": 32, "seed": 0}
     imports = (["from pathlib import Path", ""] if "HERE" in source.python else []) + (
         ["import pandas as pd"] if "pd." in source.python else []
@@ -775,7 +779,7 @@ def _script_text(source: Source, aim: Aim, model: str, rounds: int) -> str:
         source.python,
         "print(federation)",
         "",
-        "torch.manual_seed(0)  # of the model's first parameters; any nn.Module with one output will do",
+        "torch.manual_seed(0)  # of a model with a random start; any nn.Module with one output will do",
         f"model = {built}",
         f"# {aim.why}",
         f"problem = {_called_with(f'fs.{aim.classes[0]}', ['model'], problem)}",
