@@ -3,8 +3,8 @@
 Three sets, each dealt to unequal sites in three ways. "four": sites with 55, 28.5, 15 and 1.5 % of the rows, whose features
 differ. "one class": the same, the smallest has one class only (positives in odd seeds). "dirichlet": ten sites by a
 Dirichlet draw of their classes, as `fedsaddle new` deals a data set. The table is generated and has 2,000 rows, so that the
-smallest of four sites has 30. Settings are those of the config that `fedsaddle new` writes: linear, lr 0.1, ten local steps,
-batches of 32, 50 rounds. "one site" is CODASCA on the pooled rows.
+smallest of four sites has 30. Settings are those of the config that `fedsaddle new` writes: linear, but from a random start,
+lr 0.1, ten local steps, batches of 32, 50 rounds. "one site" is CODASCA on the pooled rows.
 
     python benchmarks/weights.py [--seeds 10] [--rounds 50] [--sets table phishing a9a]
 """

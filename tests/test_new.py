@@ -20,7 +20,7 @@ import torch
 from fedsaddle import cli, doctor
 from fedsaddle.config import load
 from fedsaddle.data import DATASETS
-from fedsaddle.new import AIMS, Wanted, _choice, _no_features, _positive, project
+from fedsaddle.new import AIMS, Wanted, _choice, _labels, _no_features, _positive, project
 from tests.conftest import Done
 
 
@@ -139,7 +139,7 @@ def test_columns_are_proposed_and_what_cannot_be_a_feature_is_dropped(fedsaddle:
     tables(Path())
     done = fedsaddle("new", "p", "--data", "all.csv")
     assert (
-        "sites by 'hospital' (a guess; --site COLUMN chooses); predicts 'died', positive is 'yes'" in done.out
+        "sites by 'hospital' (a guess; --site COLUMN chooses); predicts 'died' (a guess; --label" in done.out
     )
     assert "\n  'sex': 2 features of 0 and 1, one for each text\n" in done.out
     text = Path("p/run.toml").read_text()
@@ -164,10 +164,105 @@ def test_columns_are_proposed_and_what_cannot_be_a_feature_is_dropped(fedsaddle:
     assert tomllib.loads(Path("r/run.toml").read_text())["data"]["positive"] == "no"
 
 
+def loans(n: int = 300) -> pd.DataFrame:
+    """A table as a bank has it: the label is neither the last column nor the only one with two values."""
+    rng = np.random.default_rng(0)
+    return pd.DataFrame({
+        "age": rng.integers(20, 80, n), "defaulted": (rng.random(n) < 0.2) * 1, "branch": rng.choice(["a", "b", "c"], n),
+        "amount": rng.standard_normal(n), "prior_default": rng.choice(["yes", "no"], n),
+        "permanent_job": rng.choice(["yes", "no"], n), "region": rng.choice(["east", "south", "west"], n),
+    })  # fmt: skip
+
+
+def test_a_label_that_is_not_given_is_called_a_guess(fedsaddle: Callable[..., Done]) -> None:
+    loans().to_csv("loans.csv", index=False)
+    said = fedsaddle("new", "p", "--data", "loans.csv").out
+    assert "; predicts 'defaulted' (a guess; --label COLUMN chooses), positive is 1\n" in said
+    assert "\n  also two-valued: 'prior_default', 'permanent_job'\n" in said
+    assert tomllib.loads(Path("p/run.toml").read_text())["data"]["label"] == "defaulted"
+    said = fedsaddle("new", "q", "--data", "loans.csv", "--label", "permanent_job").out
+    assert "; predicts 'permanent_job', positive is 'yes'" in said and "also two-valued" not in said
+    many = loans().assign(**{f"flag{i}": np.arange(300) % 2 for i in range(5)})
+    many.to_csv("many.csv", index=False)
+    assert re.search(
+        r"also two-valued: ('\w+', ){4}\.\.\. \(7 in all\)\n", fedsaddle("new", "r", "--data", "many.csv").out
+    )
+
+
+def test_a_label_is_guessed_by_name_then_place_then_share() -> None:
+    frame = loans()
+    assert _labels(frame)[0] == "defaulted"
+    named = frame.rename(columns={"defaulted": "f1"}).assign(flag=np.arange(300) % 2)
+    for name in ("is_fraud", "Churned", "Readmitted30", "y", "TARGET", "death"):
+        assert _labels(named.rename(columns={"prior_default": name}))[0] == name
+    assert _labels(named.rename(columns={"prior_default": "daily"}))[0] == "flag"  # whole words count
+    nameless = frame.rename(columns={"prior_default": "f1", "defaulted": "f2", "permanent_job": "f3"})
+    nameless = nameless[["f1", *nameless.columns.drop("f1")]]
+    assert _labels(nameless)[0] == "f2"  # a fifth of its rows; of the others half
+    assert _labels(nameless.drop(columns="region"))[0] == "f3"  # the last column
+    assert (
+        _labels(frame.drop(columns=["defaulted", "region"]))[0] == "permanent_job"
+    )  # not a default of the past
+    gaps = nameless.assign(f2=nameless["f2"].where(nameless.index > 0), clinic=["a"] * 290 + ["b"] * 10)
+    assert set(_labels(gaps)[:2]) == {"f1", "f3"}  # neither a column with gaps nor one of sites
+    three = nameless.assign(outcome=np.arange(300) % 3)
+    assert _labels(three)[0] == "outcome"  # then --positive is asked for
+
+
+def test_a_slip_of_the_pen_in_a_column_of_two_values_is_said(fedsaddle: Callable[..., Done]) -> None:
+    frame = loans().astype({"defaulted": object})
+    frame.loc[7, "defaulted"] = "unknown"
+    frame["class"] = np.arange(300) % 3  # by its name more of a label, but with three values
+    frame.to_csv("loans.csv", index=False)
+    done = fedsaddle("new", "p", "--data", "loans.csv")
+    assert done.code == 2 and done.err.count("\n") == 1 and not Path("p").exists()
+    assert (
+        "loans.csv: column 'defaulted' (a guess; --label COLUMN chooses) has 0, 1 and in 1 row 'unknown' at row 7, "
+        "line 9 of the file: correct it or drop the row; with --positive VALUE all other" in done.err
+    )
+    assert fedsaddle("new", "p", "--data", "loans.csv", "--positive", "1").code == 0
+    frame.loc[200, "defaulted"] = "?"
+    Path("sites").mkdir()
+    for i, rows in enumerate((frame[:6], frame[6:])):
+        rows.drop(columns="branch").to_csv(f"sites/{i}.csv", index=False)
+    said = fedsaddle("new", "q", "--data", "sites", "--label", "defaulted").err
+    assert (
+        "1.csv: column 'defaulted' has 0, 1 and in 2 rows 'unknown', '?', the first at row 1, line 3" in said
+    )
+    other = loans()
+    other.loc[[7, 9], "permanent_job"] = "unknown"
+    other.to_csv("other.csv", index=False)
+    said = fedsaddle("new", "r", "--data", "other.csv").out
+    assert (
+        "\n  also two-valued: 'prior_default'\n  'permanent_job' has no, yes and in 2 rows 'unknown'\n"
+        in said
+    )
+    assert "'region' has" not in said  # three values
+
+
+def test_a_linear_model_starts_at_zero(fedsaddle: Callable[..., Done]) -> None:
+    tables(Path())
+    for model, options in (("linear", {"zero": True}), ("mlp", {"hidden": [16]})):
+        assert fedsaddle("new", model, "--data", "all.csv", "--model", model, "--script").code == 0
+        text = Path(model, "run.toml").read_text()
+        assert tomllib.loads(text)["model"] == {"name": model} | options
+        assert ("start at 0" in text) == (model == "linear")
+        assert ("zero=True" in Path(model, "run.py").read_text()) == (model == "linear")
+    start = load("linear/run.toml").build().problem.init()
+    assert not start.any()
+
+
+@pytest.mark.parametrize("aim", AIMS)
+def test_a_linear_model_learns_from_zero(aim: str, fedsaddle: Callable[..., Done]) -> None:
+    tables(Path())
+    assert fedsaddle("new", "p", "--data", "all.csv", "--aim", aim, "--rounds", "10").code == 0
+    assert load("p/run.toml").run(progress=False).metrics["auc"] > 0.7
+
+
 def test_decimal_commas_are_numbers(fedsaddle: Callable[..., Done]) -> None:
     tables(Path())
     for folder, data in (("p", "all.csv"), ("q", "commas.csv")):
-        done = fedsaddle("new", folder, "--data", data, "--site", "hospital")
+        done = fedsaddle("new", folder, "--data", data, "--site", "hospital", "--label", "died")
         assert "guess" not in done.out and ("decimal ','" in done.out) == (folder == "q")
     plain, commas = (load(f"{folder}/run.toml") for folder in "pq")
     assert commas.tree["data"]["decimal"] == ","
@@ -297,6 +392,25 @@ def test_questions_on_a_terminal(
     with pytest.raises(SystemExit) as end:  # Ctrl-D, or Ctrl-C
         cli.main(["new", "r"])
     assert end.value.code == 130 and "fedsaddle: interrupted" in capsys.readouterr().err
+
+
+def test_the_label_that_is_offered_is_the_guess(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loans().to_csv("loans.csv", index=False)
+    monkeypatch.setattr(sys, "stdin", Terminal("\n" * 9))
+    said = project(Path("p"), Wanted("loans.csv"))
+    assert "'region') [defaulted]: " in capsys.readouterr().err
+    assert "guess" not in said[0] and "predicts 'defaulted', positive is 1" in said[0]
+    frame = loans().astype({"defaulted": object})
+    frame.loc[7, "defaulted"] = "unknown"
+    frame.to_csv("loans.csv", index=False)
+    monkeypatch.setattr(sys, "stdin", Terminal("\n1\n\n\n\n\n"))
+    with pytest.warns(UserWarning, match="'unknown' .1. count as negative"):
+        project(Path("q"), Wanted("loans.csv"))
+    asked = capsys.readouterr().err
+    assert "Which value of defaulted is positive (it has 0, 1 and in 1 row 'unknown'): " in asked
 
 
 def test_a_question_names_all_columns_or_the_likeliest() -> None:

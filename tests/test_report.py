@@ -358,6 +358,17 @@ def test_of_many_weights_the_largest_are_drawn_for_each_class() -> None:
     assert linear_weights(table * float("nan"), [""] * 30, [], scaled=True) is None
 
 
+def test_bars_of_one_column_of_text_count_relative_to_each_other() -> None:
+    def note(*features: str) -> str:
+        drawn = linear_weights(torch.ones(1, len(features)).numpy(), features, [], scaled=True)
+        assert drawn is not None
+        return drawn.note
+
+    said = "The bars of one text column, such as those of sex, count relative to each other"
+    assert said in note("age", "ward=east", "sex=f", "sex=m")
+    assert "relative" not in note("age", "dose", "ward=east", "a=b=c")  # a column of one value
+
+
 # ---------------------------------------------------------------------------------------------- what is missing
 
 

@@ -93,8 +93,8 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
     wrap the estimator in CalibratedClassifierCV.
 
     Args:
-        model: "linear", "mlp", another name of `fedsaddle list models`, or any nn.Module for the samples, of which a copy is
-            trained from its own parameters.
+        model: "linear" (starts at 0), "mlp", another name of `fedsaddle list models`, or any nn.Module for the samples, of
+            which a copy is trained from its own parameters.
         algorithm: a name of `fedsaddle list algorithms`, an Algorithm, or None: the estimator's own.
         algorithm_params: arguments of the algorithm that is named, such as {"lr": 0.01}.
         rounds: communication rounds.
@@ -106,7 +106,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
         n_sites: where `fit` gets no groups, rows are dealt at random to so many sites; None: to 10, with a warning.
         calibration_share: of every site's rows, held out to calibrate probabilities, in [0, 1); 0: the training rows serve.
         train_params: other arguments of `fs.train`, such as {"device": "cuda", "participation": fs.Uniform(5)}.
-        random_state: of the split, the model's start and minibatches.
+        random_state: of the split, minibatches, and the start of a model that is built by name and not linear.
         verbose: a progress bar; None: where stderr is a terminal.
 
     Attributes:
@@ -343,7 +343,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
     def _build(self) -> nn.Module:
         """A model of the architecture that was named."""
         assert self._built is not None
-        return models.build(self._built[0], self._shape, self._built[1])
+        # a random start would stay in the weights of text columns
+        start = {"zero": True} if self._built[0] == "linear" else {}
+        return models.build(self._built[0], self._shape, self._built[1], **start)
 
     def _algorithm(self) -> Algorithm:
         given = dict(self.algorithm_params or {})

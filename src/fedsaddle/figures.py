@@ -566,6 +566,12 @@ def linear_weights(
         if scaled
         else "The features were not scaled for training: compare weights only of features in the same unit."
     )
+    columns = Counter(name.split("=")[0] for name in features if "=" in name)  # sex=f and sex=m are of sex
+    if text := [c for c, n in columns.items() if n > 1]:
+        note += (
+            f" The bars of one text column, such as those of {text[0]}, count relative to each other: "
+            "a row has one of its values."
+        )
     if len(features) > _WEIGHED:
         note += f" The {_WEIGHED} largest of {len(features):,}."
     return Figure("What the model weighs", panels, [], note, wide=True, choice="Score of")

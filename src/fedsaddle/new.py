@@ -1,8 +1,9 @@
 """new: a project's first config, from a look at the data.
 
-What the user does not say is proposed: the label is a column with two values, sites are a column of a few repeated names,
-the rarer label is positive, columns that cannot be features are dropped, gaps are filled. On a terminal the proposals are
-questions. The config is built on the data before anything is written, so that it runs as it stands.
+What the user does not say is proposed: the label is a column with two values, if possible one with the name of a label;
+sites are a column of a few repeated names, the rarer label is positive, columns that cannot be features are dropped, gaps
+are filled. On a terminal the proposals are questions. The config is built on the data before anything is written, so that
+it runs as it stands.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,11 +45,14 @@ from fedsaddle.toml import to_value
 
 CONFIG, SCRIPT = "run.toml", "run.py"
 MODELS = {"linear": "a weighted sum of the features", "mlp": "a small network"}
+OPTIONS: dict[str, dict[str, Any]] = {"linear": {"zero": True}, "mlp": {"hidden": [16]}}
 BUNDLED = tuple(name for name, info in DATASETS.items() if info.bundled and info.classes)
 _LABELS = (
     "label", "target", "y", "outcome", "class", "event", "died", "death", "dead", "mortality", "survived", "readmitted",
-    "readmission", "disease", "diagnosis", "positive", "default", "fraud", "churn", "claim", "response", "income",
+    "readmission", "deceased", "disease", "diagnosis", "positive", "default", "defaulted", "fraud", "fraudulent", "churn",
+    "churned", "claim", "response", "income",
 )  # fmt: skip
+_PAST = ("previous", "prev", "prior", "past", "last", "former", "history", "family")  # of a feature
 _SITES = (
     "site", "hospital", "clinic", "center", "centre", "ward", "institution", "bank", "branch", "insurer", "company",
     "client", "group", "region", "country", "state", "city", "source", "provider", "facility",
@@ -57,7 +62,10 @@ _MOST_SITES = 1000
 _FEW_ROWS = 10  # a site is proposed to have at least so many, on average
 _MOST_GAPS = 0.5  # of a column's rows: one with so many, or more, is dropped
 _MOST_STRAYS = 0.05  # of a column's values: with no more texts among them, they are meant to be numbers
+_FEW_VALUES = 20  # of a label, where its name says that it is one
+_FEW_STRAYS = 3  # values beside two others: with no more, in a tenth of the rarer's rows, two are meant
 _MOST_ASKED = 20  # columns that a question names
+_MOST_TOLD = 4  # other columns with two values
 
 
 class Aim(NamedTuple):
@@ -304,10 +312,12 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     with _patience(f"reading {path}"):
         decimal, frames, frame = _read(files, sep)
     names = list(frame.columns)
+    labels = _labels(frame)
     label = ask(
-        "--label", f"Which column is predicted ({_choice(names, _labels(frame))})", wanted.label,
-        next(iter(_labels(frame)), None), _column("--label", path, names), f"no column of {path} has two values",
+        "--label", f"Which column is predicted ({_choice(names, labels)})", wanted.label, next(iter(labels), None),
+        _column("--label", path, names), f"no column of {path} has two values",
     )  # fmt: skip
+    guess = " (a guess; --label COLUMN chooses)" if wanted.label is None and not ask.terminal else ""
     for file, own in zip(files, frames, strict=True):
         if label not in own.columns:
             raise FedsaddleError(no_column(file.name, label, own.columns))
@@ -316,9 +326,13 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     values = levels(column(frame[label], label), label, "")[0]
     if len(values) < 2:
         raise FedsaddleError(f"new: column {label!r} has one value, {values[0]}; choose another --label")
+    beside = _beside(frame[label])
+    if beside and wanted.positive is None and not ask.terminal:
+        _refuse_strays(files, frames, label, f"column {label!r}{guess} has {beside}", sep)
     positive = ask(
-        "--positive", f"Which value of {label} is positive ({short(values)})", wanted.positive, _positive(frame[label]),
-        _one_of("--positive", values), f"column {label!r} has {len(values)} values",
+        "--positive", f"Which value of {label} is positive ({f'it has {beside}' if beside else short(values)})",
+        wanted.positive, _positive(frame[label]), _one_of("--positive", values),
+        f"column {label!r}{guess} has {len(values)} values",
     )  # fmt: skip
     group = None
     if single:
@@ -350,7 +364,7 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     tails = _tails(left[[name for name in left.columns if name not in texts]])
     return _source(
         path, folder, sep, decimal, label, group, guessed, stored, dropped, filled, len(files), kept, tails,
-        bool((frame[label] == stored).mean() > 0.5),
+        bool((frame[label] == stored).mean() > 0.5), guess, _others(frame, labels, used) if guess else [],
     )  # fmt: skip
 
 
@@ -384,6 +398,8 @@ def _source(
     texts: Sequence[str],
     tails: dict[str, str],
     common: bool,  # the positive value
+    guess: str,  # said of the label
+    others: Sequence[str],  # what else may be the label, in words
 ) -> Source:
     place = _relative(path, folder)
     data: list[tuple[str, Any, str]] = [
@@ -430,7 +446,8 @@ def _source(
     who = f"sites by {group!r}" if group else f"{files} files, each a site"
     who += " (a guess; --site COLUMN chooses)" if guessed else ""
     often = " (most rows have it)" if common else ""
-    words = [f"{path}: {who}; predicts {label!r}, positive is {positive!r}{often}"]
+    words = [f"{path}: {who}; predicts {label!r}{guess}, positive is {positive!r}{often}"]
+    words += [f"  {line}" for line in others]
     words += [f"  numbers have a decimal {decimal!r}"] if decimal != "." else []
     words += [f"  {name!r} is dropped: {why}" for name, why in dropped.items()]
     words += [f"  {name!r} is kept: {how}" for name, how in filled.items()]
@@ -533,14 +550,69 @@ def _choice(names: Sequence[str], likely: Sequence[str]) -> str:
 
 
 def _labels(frame: Any) -> list[str]:
-    """Columns that may be the label, the likeliest first."""
-    two = [c for c in frame.columns if frame[c].nunique(dropna=True) == 2]
-    likely = _called(two, _LABELS) or _called([c for c in frame.columns if _few(frame[c])], _LABELS)
-    return [*likely, *two[::-1]]
+    """Columns that may be the label, the likeliest first: by name, then the last column, then by the share of positives."""
+    few = [c for c in frame.columns if 2 <= frame[c].nunique() <= _FEW_VALUES]
+    two = [c for c in few if frame[c].nunique() == 2]
+    sites = _called(two, _SITES)
+
+    def rank(c: str) -> tuple[bool, bool, float]:
+        counts = _counts(frame[c])
+        share = counts[str(_positive(frame[c]))] / counts.total()
+        return c in sites or bool(frame[c].isna().any()), c != frame.columns[-1], share
+
+    now = [c for c in few if not set(_words(c)) & set(_PAST)]
+    nearly = [c for c in now if _beside(frame[c])]
+    kinds = ([c for c in now if c in two], nearly, now)
+    named = next((found for names in kinds if (found := _called(names, _LABELS))), [])
+    return list(dict.fromkeys([*named, *sorted(two, key=rank)]))
 
 
-def _few(values: Any) -> bool:
-    return 2 <= int(values.nunique(dropna=True)) <= 20
+def _others(frame: Any, labels: Sequence[str], used: Sequence[str]) -> list[str]:
+    """What is said of columns that might have been the label."""
+    two = [c for c in labels if c not in used and frame[c].nunique() == 2]
+    said = [f"also two-valued: {short(two, _MOST_TOLD)}"] if two else []
+    texts = [c for c in text_columns(frame) if c not in used]
+    return said + [f"{c!r} has {beside}" for c in texts if (beside := _beside(frame[c]))]
+
+
+def _counts(values: Any) -> Counter[str]:
+    """How often each value is there."""
+    counts: Counter[str] = Counter()
+    for value, n in values.value_counts().items():
+        counts[text_of(value)] += int(n)
+    return +counts  # without the unused values of a categorical column
+
+
+def _strays(values: Any) -> Counter[str]:
+    """Values in a few rows of a column that has two others."""
+    counts = _counts(values) if values.nunique() <= _FEW_VALUES else Counter()
+    if not 2 < len(counts) <= 2 + _FEW_STRAYS:
+        return Counter()
+    usual = counts.most_common(2)
+    rest = counts - Counter(dict(usual))
+    return rest if 10 * rest.total() <= usual[1][1] else Counter()
+
+
+def _beside(values: Any) -> str:
+    """Two values and the few others in words: 0, 1 and in 1 row 'unknown'; nothing for other columns."""
+    if not (strays := _strays(values)):
+        return ""
+    usual, n = sorted(_counts(values) - strays), strays.total()
+    return f"{', '.join(usual)} and in {n} row{'s' * (n > 1)} {short(strays)}"
+
+
+def _refuse_strays(files: Sequence[Path], frames: Sequence[Any], label: str, what: str, sep: str) -> None:
+    """Refuse a label with a few other values, naming the first row of one."""
+    import pandas
+
+    strays = _strays(pandas.concat([own[label] for own in frames]))
+    for file, own in zip(files, frames, strict=True):
+        here = [text_of(value) in strays for value in own[label]]
+        if any(here):
+            with located(file, sep):
+                where = f"{', the first' if strays.total() > 1 else ''} at row {here.index(True)}"
+                remedy = "correct it or drop the row; with --positive VALUE all other values are negative"
+                raise BadRow(what + where, here.index(True), remedy)
 
 
 def _sites(frame: Any, label: str) -> list[str]:
@@ -558,7 +630,7 @@ def _sites(frame: Any, label: str) -> list[str]:
 
 def _positive(values: Any) -> str | None:
     """The value that says yes, else the rarer of two."""
-    counts = {text_of(k): int(n) for k, n in values.value_counts().items()}
+    counts = _counts(values)
     if len(counts) != 2:
         return None
     said = [
@@ -725,10 +797,14 @@ def _config_text(name: str, folder: Path, source: Source, aim: Aim, key: str, mo
     train = [
         ("rounds", rounds, "rounds of communication; more while the curves in the report still rise"),
         ("batch_size", 32, '"none": all samples of a site in every step'),
-        ("seed", 0, "of minibatches and of the model's first parameters"),
+        ("seed", 0, "of all that training draws at random"),
     ]
     network: list[tuple[str, Any, str]] = [("name", model, f"{MODELS[model]}; fedsaddle list models")]
-    network += [("hidden", [16], "units of its layers")] if model == "mlp" else []
+    means = {
+        "zero": "start at 0; a random start would stay in the weights of text columns",
+        "hidden": "units of its layers",
+    }
+    network += [(k, v, means[k]) for k, v in OPTIONS[model].items()]
     parts = [
         head,
         f"name = {to_value(name)}  # of the run, in runs/; for a variant: --set name=local --set algorithm.name=local_sgda",
@@ -755,8 +831,7 @@ def _called_with(function: str, first: Sequence[str], options: dict[str, Any]) -
 
 def _script_text(source: Source, aim: Aim, model: str, rounds: int) -> str:
     problem, algorithm = ({k: v for k, v in d.items() if k != "name"} for d in (aim.problem, aim.algorithm))
-    hidden = {"hidden": [16]} if model == "mlp" else {}
-    built = _called_with("models.build", [_python(model), 'federation.data["x"].shape[1:]'], hidden)
+    built = _called_with("models.build", [_python(model), 'federation.data["x"].shape[1:]'], OPTIONS[model])
     settings = {"rounds": rounds, "batch_size": 32, "seed": 0}
     imports = (["from pathlib import Path", ""] if "HERE" in source.python else []) + (
         ["import pandas as pd"] if "pd." in source.python else []
@@ -775,7 +850,7 @@ def _script_text(source: Source, aim: Aim, model: str, rounds: int) -> str:
         source.python,
         "print(federation)",
         "",
-        "torch.manual_seed(0)  # of the model's first parameters; any nn.Module with one output will do",
+        "torch.manual_seed(0)  # of a model with a random start; any nn.Module with one output will do",
         f"model = {built}",
         f"# {aim.why}",
         f"problem = {_called_with(f'fs.{aim.classes[0]}', ['model'], problem)}",
