@@ -1,9 +1,10 @@
 """What logarithms of the columns change on tables with long tails: test AUC with `scale = "standard"` and `"log"`.
 
-Settings are those of the config that `fedsaddle new` writes: linear from zero, lr 0.1, ten local steps, batches of 32, 50
-rounds, sites by their rows. Sets: breast_cancer (bundled); census_income, of which every seed takes 20,000 rows, with all
-columns and with its seven numeric ones; claims, generated: amounts that are log-normal, and a risk that grows with their
-logarithm. The last column is scikit-learn's logistic regression on the pooled rows, standardised.
+Settings are those of the config that `fedsaddle new` writes: linear from zero, ten local steps, batches of 32, 50 rounds,
+sites by their rows, and the step size up to 0.1 that it finds for each. Sets: breast_cancer (bundled); census_income, of
+which every seed takes 20,000 rows, with all columns and with its seven numeric ones; claims, generated: amounts that are
+log-normal, and a risk that grows with their logarithm. The last column is scikit-learn's logistic regression on the pooled
+rows, standardised.
 
     FEDSADDLE_DATA=... python benchmarks/scaling.py [--seeds 10] [--sets breast_cancer census_income census_numeric claims]
 """
@@ -11,6 +12,7 @@ logarithm. The last column is scikit-learn's logistic regression on the pooled r
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import warnings
 
@@ -21,8 +23,10 @@ from sklearn.metrics import roc_auc_score
 
 import fedsaddle as fs
 from fedsaddle import data
+from fedsaddle.steps import largest_near_best, tried
 
 ROWS, SITES = 20_000, 5
+LR = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
 SETS = ("breast_cancer", "census_income", "census_numeric", "claims")
 
 
@@ -47,6 +51,8 @@ def measured(federation: fs.Federation, how: str, seed: int) -> float:
     torch.nn.init.zeros_(model.bias)
     algorithm = fs.CODASCA(lr=0.1, local_steps=10, weights="samples")
     problem = fs.AUC(model, p="pooled")
+    start, left = tried(problem, algorithm, scaled, "lr", LR, rounds=10, batch_size=32, seed=seed)
+    algorithm = dataclasses.replace(algorithm, lr=largest_near_best(LR, left, start))
     run = fs.train(
         problem, algorithm, scaled, rounds=50, batch_size=32, seed=seed, eval_every=50, progress=False
     )

@@ -259,6 +259,34 @@ def test_a_linear_model_learns_from_zero(aim: str, fedsaddle: Callable[..., Done
     assert load("p/run.toml").run(progress=False).metrics["auc"] > 0.7
 
 
+def test_the_step_size_suits_the_table(fedsaddle: Callable[..., Done]) -> None:
+    """The scaled 0 and 1 of a rare text are long, so that 0.1 is too large a step; other tables keep it."""
+    rng = np.random.default_rng(0)
+    frame = patients(1500)
+    frame["town"] = [f"t{k}" for k in rng.integers(0, 300, len(frame))]
+    frame.to_csv("towns.csv", index=False)
+    said = fedsaddle("new", "p", "--data", "towns.csv", "--label", "died", "--site", "clinic", "--script").out
+    lr = load("p/run.toml").tree["algorithm"]["lr"]
+    assert lr < 0.1 and f"lr = {lr:g}: with larger steps, up to 0.1, 10 rounds got less far" in said
+    assert f"lr={lr:g}" in Path("p/run.py").read_text()
+    tables(Path())
+    assert "got less far" not in fedsaddle("new", "q", "--data", "all.csv").out
+    assert load("q/run.toml").tree["algorithm"]["lr"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("left", "step"),
+    [
+        ([-0.9, -1.0, -0.5], 0.03),  # the best
+        ([-0.96, -1.0, -0.5], 0.1),  # larger, and nearly as good
+        ([math.inf, 3.0, -0.1], 0.01),
+        ([math.inf, 3.0, 2.0], 0.01),  # none lowers it
+    ],
+)
+def test_the_largest_step_near_the_best(left: list[float], step: float) -> None:
+    assert largest_near_best([0.1, 0.03, 0.01], left, start=0.0) == step
+
+
 def test_decimal_commas_are_numbers(fedsaddle: Callable[..., Done]) -> None:
     tables(Path())
     for folder, data in (("p", "all.csv"), ("q", "commas.csv")):

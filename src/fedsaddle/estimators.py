@@ -596,7 +596,7 @@ class FederatedAUCClassifier(FederatedClassifier):
             self._refuse("train_params: out needs an lr in algorithm_params, since several are tried without")
         rounds = min(self.rounds, max(10, self.rounds // 10))
         with spinner("choosing the step size", self.verbose):
-            left = tried(problem, algorithm, federation, "lr", STEPS, **settings | {"rounds": rounds})
+            _, left = tried(problem, algorithm, federation, "lr", STEPS, **settings | {"rounds": rounds})
         for i in range(left.index(min(left)), len(STEPS)):
             candidate = dataclasses.replace(algorithm, **{"lr": STEPS[i]})
             run = train(problem, candidate, federation, **settings | {"guard": 0})

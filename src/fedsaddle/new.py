@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import sys
@@ -65,6 +66,7 @@ _MOST_STRAYS = 0.05  # of a column's values: with no more texts among them, they
 _FEW_VALUES = 20  # of a label, where its name says that it is one
 _FEW_STRAYS = 3  # values beside two others: with no more, in a tenth of the rarer's rows, two are meant
 _MOST_ASKED = 20  # columns that a question names
+_TRIED = 10  # rounds, to find a step size
 _MOST_TOLD = 4  # other columns with two values
 
 
@@ -200,14 +202,18 @@ def project(folder: Path, wanted: Wanted, script: bool = False, terminal: bool |
     rounds = ask("--rounds", "Rounds of communication", wanted.rounds, 50, _whole("--rounds"))
     name = re.sub(r"[^\w-]+", "-", folder.resolve().name).strip("-") or "run"
     text = _config_text(name, folder, source, AIMS[aim], aim, model, rounds)
-    federation = _rehearsed(text, folder, name)
+    setup = _rehearsed(text, folder, name)
+    federation, suited, said = setup.federation, *_suited(AIMS[aim], setup)
     folder.mkdir(parents=True, exist_ok=True)
-    written = [text, _script_text(source, AIMS[aim], model, rounds)]
+    written = [
+        _config_text(name, folder, source, suited, aim, model, rounds),
+        _script_text(source, suited, model, rounds),
+    ]
     for file, content in zip(files, written, strict=False):
         with open(file, "x", encoding="utf-8") as stream:  # fails if somebody made it just now
             stream.write(content)
     lines = [*source.words, *_encoded(federation, source.texts), f"{federation!r}"]
-    lines += [*_alike(federation, AIMS[aim]), ""]
+    lines += [*_alike(federation, suited), *said, ""]
     lines += [f"{folder / CONFIG}: fedsaddle run {folder / CONFIG}"]
     return lines + ([f"{folder / SCRIPT}: python {folder / SCRIPT}"] if script else [])
 
@@ -245,8 +251,29 @@ def _alike(federation: Any, aim: Aim) -> list[str]:
     return [f"  {short(names)} {what} one class only: no AUC there, and {counts}"]
 
 
+def _suited(aim: Aim, setup: Any) -> tuple[Aim, list[str]]:
+    """An aim with the largest step size, up to its own, that gets about as far as the best does in a few rounds."""
+    from fedsaddle.steps import largest_near_best, tried
+
+    key = "lr" if "lr" in aim.algorithm else "tau"
+    steps = [float(f"{aim.algorithm[key] * k:.2g}") for k in (1, 0.3, 0.1, 0.03, 0.01, 0.003)]
+    settings = setup.train | {"rounds": min(_TRIED, setup.train["rounds"])}
+    with _patience("choosing the step size"):
+        start, left = tried(
+            setup.problem, setup.algorithm, setup.federation, key, steps,
+            participation=setup.participation, **settings,
+        )  # fmt: skip
+    step = steps[0] if math.isnan(start) else largest_near_best(steps, left, start)
+    if step == steps[0]:
+        return aim, []
+    said = (
+        f"  {key} = {step:g}: with larger steps, up to {steps[0]:g}, {settings['rounds']} rounds got less far"
+    )
+    return aim._replace(algorithm=aim.algorithm | {key: step}), [said]
+
+
 def _rehearsed(text: str, folder: Path, name: str) -> Any:
-    """The federation of a config that is not written yet, which runs."""
+    """The setup of a config that is not written yet, which runs."""
     tree = from_toml(text)
     configs.anchor(tree, folder.resolve())
     for key in ("file", "files"):
@@ -256,7 +283,7 @@ def _rehearsed(text: str, folder: Path, name: str) -> Any:
     with _patience("building the federation"):
         setup = config.build()
     config.start(setup, progress=False)  # checks the algorithm against the data, computes nothing
-    return setup.federation
+    return setup
 
 
 # ------------------------------------------------------------------------------------------------- the data

@@ -19,7 +19,7 @@ from fedsaddle.train import Run, train
 
 STEPS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 
-_LOWERED = ("phi", "robust_loss", "loss")  # what training lowers, the first that a run has
+_LOWERED = ("phi", "loss")  # what training lowers, of which a run has one, or none (losses of pairs)
 _NEAR = 0.05  # of the way that the best gets; a larger step that is so near to it is taken
 
 
@@ -30,8 +30,8 @@ def tried(
     key: str,
     steps: Sequence[float],
     **settings: Any,
-) -> list[float]:
-    """What is left of the objective after a short run with each step size.
+) -> tuple[float, list[float]]:
+    """The objective before training, NaN where it is not measured, and after a short run with each step size.
 
     Args:
         key: the algorithm's step size, such as "lr".
@@ -41,7 +41,8 @@ def tried(
     candidates = [dataclasses.replace(algorithm, **{key: step}) for step in steps]
     runs = [train(problem, candidate, federation, **settings | quiet) for candidate in candidates]
     run_all(runs)
-    return [objective(run) for run in runs]
+    start = [v for k in _LOWERED if (v := runs[0].began[f"{k}_at_start"]) is not None]
+    return start[0] if start else math.nan, [objective(run) for run in runs]
 
 
 def largest_near_best(steps: Sequence[float], left: Sequence[float], start: float) -> float:
@@ -55,9 +56,8 @@ def largest_near_best(steps: Sequence[float], left: Sequence[float], start: floa
 
 
 def objective(run: Run) -> float:
-    """What training lowers, where a run ends; infinite where it diverged."""
+    """What training lowers, where a run ends; infinite where it diverged, or is not measured."""
     try:
-        value: float | None = next(run.metrics[k] for k in _LOWERED if k in run.metrics)
-        return math.inf if value is None else value
+        return next((v for k in _LOWERED if (v := run.metrics.get(k)) is not None), math.inf)
     except Diverged:
         return math.inf
