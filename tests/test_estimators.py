@@ -24,6 +24,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import fedsaddle as fs
 from fedsaddle import FedsaddleError, estimators, steps
+from fedsaddle.new import AIMS
 
 ESTIMATORS = (fs.FederatedAUCClassifier, fs.FairFederatedClassifier, fs.FederatedPairwiseRanker)
 EXPECTED_TO_FAIL: dict[str, str] = {}  # check -> reason; there is none
@@ -107,6 +108,21 @@ def test_p_goes_with_the_weights(tumours: Any, weights: str, recwarn: pytest.War
     expected = equal if weights == "clients" else pooled
     assert fitted.run_.clients.problem.p == pytest.approx(expected)  # type: ignore[attr-defined]
     assert not [w for w in recwarn if "client_mean" in str(w.message)]
+
+
+def test_what_differs_from_a_run_of_new_can_be_set(tumours: Any) -> None:
+    """As the documentation says: the rows held out, the weights of sites and the step."""
+    x, label, site = tumours
+    given = {"lr": 0.1, "weights": "samples"}
+    own = fs.FederatedAUCClassifier(rounds=2, random_state=0, calibration_share=0, algorithm_params=given)
+    own.fit(x, label, groups=site)
+    written = AIMS["auc"]
+    federation = fs.Federation.from_arrays(x.to_numpy(), label, clients=site).scaled("standard")
+    problem = fs.AUC(fs.models.Linear(30, zero=True), p=written.problem["p"])
+    algorithm = fs.CODASCA(**{k: v for k, v in written.algorithm.items() if k != "name"})
+    run = fs.train(problem, algorithm, federation, rounds=2, batch_size=32, seed=own.run_.seed)
+    assert torch.equal(run.finish().z, own.run_.z)
+    assert own.run_.algorithm == algorithm and own.run_.algorithm.lr == 0.1
 
 
 def test_a_step_under_which_the_loss_grows_is_said(tumours: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import runpy
 import sys
@@ -21,6 +22,7 @@ from fedsaddle import cli, doctor
 from fedsaddle.config import load
 from fedsaddle.data import DATASETS
 from fedsaddle.new import AIMS, Wanted, _choice, _labels, _no_features, _positive, project
+from fedsaddle.steps import largest_near_best
 from tests.conftest import Done
 
 
@@ -263,9 +265,12 @@ def test_the_step_size_suits_the_table(fedsaddle: Callable[..., Done]) -> None:
     """The scaled 0 and 1 of a rare text are long, so that 0.1 is too large a step; other tables keep it."""
     rng = np.random.default_rng(0)
     frame = patients(1500)
-    frame["town"] = [f"t{k}" for k in rng.integers(0, 300, len(frame))]
-    frame.to_csv("towns.csv", index=False)
-    said = fedsaddle("new", "p", "--data", "towns.csv", "--label", "died", "--site", "clinic", "--script").out
+    for column in ("town", "ward", "code", "firm", "unit", "drug", "team", "plan"):
+        frame[column] = [f"{column} {k}" for k in rng.integers(0, 45, len(frame))]
+    frame.to_csv("wide.csv", index=False)
+    said = fedsaddle(
+        "new", "p", "--data", "wide.csv", "--label", "died", "--site", "hospital", "--script"
+    ).out
     lr = load("p/run.toml").tree["algorithm"]["lr"]
     assert lr < 0.1 and f"lr = {lr:g}: with larger steps, up to 0.1, 10 rounds got less far" in said
     assert f"lr={lr:g}" in Path("p/run.py").read_text()

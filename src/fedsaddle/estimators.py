@@ -1,6 +1,6 @@
 """scikit-learn estimators: fit(X, y, groups=site), then decision_function, predict_proba, predict, score.
 
-    FederatedAUCClassifier     the AUC over all sites (square surrogate); CODASCA unless told otherwise
+    FederatedAUCClassifier     the AUC (square surrogate), a site counting as one; CODASCA unless told otherwise
     FairFederatedClassifier    good on the worst-off sites; SCAFF-PD unless told otherwise
     FederatedPairwiseRanker    the AUC by a loss of pairs of samples; RS-Pairwise unless told otherwise
 
@@ -560,12 +560,16 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
 
 
 class FederatedAUCClassifier(FederatedClassifier):
-    """A binary classifier with the highest AUC over all sites' rows: the min-max form of the square surrogate.
+    """A binary classifier for a high AUC, by the min-max form of the square surrogate.
 
-    For imbalanced data in silos. `score` is the AUC. Its own algorithm is CODASCA. Unless algorithm_params has an "lr", six
-    steps from 0.3 to 0.001 are tried for a tenth of the rounds (10 at least). The one with the least loss on the training
-    rows is taken, or a smaller one where that does not hold to the end. Arguments and attributes are those of
-    `FederatedClassifier`.
+    For imbalanced data in silos. `score` is the AUC. Its own algorithm is CODASCA, to which a site counts as one, however
+    few its rows; algorithm_params={"weights": "samples"} lets sites count by their rows. Unless algorithm_params has an
+    "lr", six steps from 0.3 to 0.001 are tried for a tenth of the rounds (10 at least). The one with the least loss on the
+    training rows is taken, or a smaller one where that does not hold to the end; it is `run_.algorithm.lr`. Arguments and
+    attributes are those of `FederatedClassifier`.
+
+    A run of the config that `fedsaddle new` writes may have another AUC on the same rows: it trains on the rows that are
+    held out here to calibrate, lets sites count by their rows, and takes a step of 0.1.
 
     Example:
         >>> import fedsaddle as fs
@@ -613,9 +617,9 @@ class FairFederatedClassifier(FederatedClassifier):
     """A classifier that is good on the worst-off sites: the log loss of the worst mixture of sites.
 
     Its own algorithm is SCAFF-PD with the ambiguity set chi2(0.1); algorithm_params={"ambiguity": "cvar(0.2)"} asks for the
-    worst fifth of the sites, a large chi2(10) for about their average. Other algorithms for this are "drfa", "afl",
-    "agnostic_fedavg", "q_fedavg" and "delta_fl". Any number of classes; one's own module has one output, or one a class.
-    Arguments and attributes are those of `FederatedClassifier`.
+    worst fifth of the sites, as configs of `fedsaddle new` do, a large chi2(10) for about their average. Other algorithms
+    for this are "drfa", "afl", "agnostic_fedavg", "q_fedavg" and "delta_fl". Any number of classes; one's own module has one
+    output, or one a class. Arguments and attributes are those of `FederatedClassifier`.
 
     Example:
         >>> import fedsaddle as fs
@@ -664,7 +668,8 @@ class FairFederatedClassifier(FederatedClassifier):
 class FederatedPairwiseRanker(FederatedClassifier):
     """A binary ranker: every positive should score above every negative, wherever they lie, by a loss of such pairs.
 
-    `score` is the AUC. Sites share scores, not features. Its own algorithm is RS-Pairwise.
+    `score` is the AUC. Sites share scores, not features, and count as one each. Its own algorithm is RS-Pairwise, with
+    another loss and step than in configs of `fedsaddle new`.
 
     Args:
         loss: "square", "squared_hinge", "logistic", "sigmoid", "barrier_hinge" or "q_norm_hinge".
