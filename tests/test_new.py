@@ -284,12 +284,18 @@ def test_the_step_size_suits_the_table(fedsaddle: Callable[..., Done]) -> None:
     [
         ([-0.9, -1.0, -0.5], 0.03),  # the best
         ([-0.96, -1.0, -0.5], 0.1),  # larger, and nearly as good
-        ([math.inf, 3.0, -0.1], 0.01),
-        ([math.inf, 3.0, 2.0], 0.01),  # none lowers it
+        ([3.0, -1.0, -0.5], 0.01),  # a longer run with 0.03 might end as that with 0.1
+        ([math.inf, 3.0, -0.1], 0.003),
+        ([math.inf, 3.0, 2.0], 0.001),  # none lowers it
     ],
 )
 def test_the_largest_step_near_the_best(left: list[float], step: float) -> None:
-    assert largest_near_best([0.1, 0.03, 0.01], left, start=0.0) == step
+    assert (
+        largest_near_best(
+            [0.1, 0.03, 0.01, 0.003, 0.001], [*left, -0.05, 0.2 if step == 0.001 else -0.01], start=0.0
+        )
+        == step
+    )
 
 
 def test_decimal_commas_are_numbers(fedsaddle: Callable[..., Done]) -> None:

@@ -21,6 +21,7 @@ STEPS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 
 _LOWERED = ("phi", "loss")  # what training lowers, of which a run has one, or none (losses of pairs)
 _NEAR = 0.05  # of the way that the best gets; a larger step that is so near to it is taken
+_MARGIN = 0.2  # of a step that raises the objective; a smaller one only is safe in a longer run
 
 
 def tried(
@@ -46,13 +47,15 @@ def tried(
 
 
 def largest_near_best(steps: Sequence[float], left: Sequence[float], start: float) -> float:
-    """The largest of descending steps that gets about as far as the best; the smallest where none lowers the objective."""
-    best = min(left)
-    if not best < start:
-        return steps[-1]
-    return next(
-        step for step, value in zip(steps, left, strict=True) if value <= best + _NEAR * (start - best)
+    """The largest of descending steps that gets about as far as the best, well below those that raise the objective."""
+    wild = min(
+        (step for step, value in zip(steps, left, strict=True) if not value <= start), default=math.inf
     )
+    safe = {step: value for step, value in zip(steps, left, strict=True) if step <= _MARGIN * wild}
+    if not safe:
+        return steps[-1]
+    best = min(safe.values())
+    return next(step for step, value in safe.items() if value <= best + _NEAR * (start - best))
 
 
 def objective(run: Run) -> float:

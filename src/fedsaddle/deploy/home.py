@@ -267,6 +267,7 @@ timeout = 600.0             # seconds that a phase waits for them
 
 [model]
 name = "linear"
+zero = true
 
 [problem]
 name = "auc"
