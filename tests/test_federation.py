@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from fedsaddle import errors, ingest
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation, exponential, logarithm, long_tails
+from fedsaddle.files import line_of
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 Y = np.array([0, 1, 0, 1, 0, 1])
@@ -605,7 +606,7 @@ def test_columns_are_dropped_and_separated_as_told(tmp_path: Path) -> None:
 def test_the_line_of_a_row_in_a_compressed_file(tmp_path: Path) -> None:
     file = tmp_path / "a.csv.gz"
     file.write_bytes(gzip.compress(b'note,age\n"two\nlines",1\n\nx,2\n'))
-    assert [ingest.line_of(file, row) for row in (0, 1)] == [2, 5]
+    assert [line_of(file, row) for row in (0, 1)] == [2, 5]
 
 
 def test_the_line_of_a_row_after_a_very_long_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -620,7 +621,7 @@ def test_the_line_of_a_row_after_a_very_long_field(tmp_path: Path, monkeypatch: 
         return set_limit(limit)
 
     monkeypatch.setattr(csv, "field_size_limit", on_windows)
-    assert ingest.line_of(file, 1) == 3
+    assert line_of(file, 1) == 3
 
 
 def test_from_npz_and_libsvm_files(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load as load_tensors
 
 pytest.importorskip("flwr")
 
-from fedsaddle import cli, ingest, sites
+from fedsaddle import cli, files, ingest, sites
 from fedsaddle import sweep as sweeps
 from fedsaddle.config import load, resolve
 from fedsaddle.data import formats
@@ -158,7 +158,7 @@ def test_arrays_of_another_byte_order_are_read(tmp_path: Path) -> None:
 
 def test_thousands_of_columns_of_one_name(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(",".join(["a"] * 30_000) + "\n" + ",".join(["1"] * 30_000) + "\n")
-    refused(lambda: ingest.read_frame(tmp_path / "a.csv"), "30000 columns are called 'a'")
+    refused(lambda: files.read_frame(tmp_path / "a.csv"), "30000 columns are called 'a'")
 
 
 def test_a_truncated_idx_file_is_broken_data() -> None:

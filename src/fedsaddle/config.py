@@ -72,10 +72,11 @@ from fedsaddle import models
 from fedsaddle.algorithms import Algorithm, LocalSGDA
 from fedsaddle.convexify import convexify
 from fedsaddle.data import load as load_dataset
-from fedsaddle.errors import FedsaddleError, first_line, similar_file, warn
+from fedsaddle.errors import BadArgument, FedsaddleError, first_line, similar_file, warn
 from fedsaddle.federation import Federation
+from fedsaddle.files import file_format, read_frame
 from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK, SCORES, TANGENT
-from fedsaddle.ingest import BadArgument, file_format, in_file, read_frame
+from fedsaddle.ingest import in_file
 from fedsaddle.keys import Tree, unknown_key
 from fedsaddle.parse import from_toml, read_toml
 from fedsaddle.participation import Participation

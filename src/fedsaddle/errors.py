@@ -84,3 +84,30 @@ def warn(message: str) -> None:
 def first_line(error: BaseException) -> str:
     """What an exception says, in one line."""
     return (str(error).strip().splitlines() or ["no reason given"])[0][:200]
+
+
+IMPUTE = "drop or impute it before building the federation"
+
+
+class BadRow(FedsaddleError):
+    """A row that cannot be used.
+
+    Args:
+        what: is wrong with it, for example "x has NaN at row 4".
+        row: its number, from 0.
+        remedy: what to do.
+    """
+
+    def __init__(self, what: str, row: int, remedy: str = IMPUTE) -> None:
+        super().__init__(f"{what}: {remedy}")
+        self.what, self.row, self.remedy = what, row, remedy
+
+
+class BadArgument(FedsaddleError):
+    """An argument that the data do not fit; the message begins with its name, before which a config puts its section."""
+
+
+def short(values: Iterable[Any], most: int = 8) -> str:
+    """`'a', 'b', 'c', ... (12 in all)` for messages."""
+    items = [repr(v) for v in values]
+    return ", ".join(items) if len(items) <= most else f"{', '.join(items[:most])}, ... ({len(items)} in all)"

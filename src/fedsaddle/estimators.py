@@ -49,7 +49,7 @@ from torch import Tensor, nn
 
 from fedsaddle import ingest, metrics, models, partitions
 from fedsaddle.algorithms import ALGORITHMS, Algorithm, FedAvg
-from fedsaddle.errors import FedsaddleError, first_line, nearest_or_all, warn
+from fedsaddle.errors import BadRow, FedsaddleError, first_line, nearest_or_all, short, warn
 from fedsaddle.export import RawModel
 from fedsaddle.federation import Federation, Scaling
 from fedsaddle.folder import write_whole
@@ -253,8 +253,8 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
                 found = validate_data(self, X, *y, reset=fitting, **how)
             x = _tensor(found[0] if fitting else found)
             ingest.check_finite(x, "X", self._names(), self._gaps, _FILL)
-        except ingest.BadRow as error:
-            raise ingest.BadRow(f"{type(self).__name__}: {error.what}", error.row, error.remedy) from None
+        except BadRow as error:
+            raise BadRow(f"{type(self).__name__}: {error.what}", error.row, error.remedy) from None
         return found
 
     def _encoded(self, X: Any, frame: bool, fitting: bool) -> Array:
@@ -267,7 +267,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
             (values,), self._inputs = ingest.one_hot([X], gaps=self._gaps, remedy=_FILL)
             return values
         if not frame:
-            columns, got = ingest.short(self.feature_names_in_), type(X).__name__
+            columns, got = short(self.feature_names_in_), type(X).__name__
             self._refuse(f"X must be a data frame with the columns {columns}, since some are text; got {got}")
         names = self._names()
         return (

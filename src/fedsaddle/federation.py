@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle import figures, ingest
-from fedsaddle.errors import FedsaddleError, warn
+from fedsaddle.errors import FedsaddleError, short, warn
 
 if TYPE_CHECKING:
     from fedsaddle.convexify import Tangent
@@ -125,9 +125,7 @@ class Federation:
                 f"offsets must be int64 [{len(self.names) + 1}] (one more than names), got {got}"
             )
         if offsets[0] != 0 or offsets[-1] != n or (offsets.diff() < 0).any():
-            raise FedsaddleError(
-                f"offsets must rise from 0 to the {n} rows, got {ingest.short(offsets.tolist())}"
-            )
+            raise FedsaddleError(f"offsets must rise from 0 to the {n} rows, got {short(offsets.tolist())}")
         if self.rows is not None and self.rows.shape != (n,):  # samples were replaced by others
             object.__setattr__(self, "rows", None)
         if self.filling is not None and self.filling.gaps is not None:

@@ -23,21 +23,17 @@ import numpy as np
 
 from fedsaddle import config as configs
 from fedsaddle.data import DATASETS
-from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, similar_file
+from fedsaddle.errors import BadRow, FedsaddleError, did_you_mean, first_line, short, similar_file
+from fedsaddle.files import file_format, located, read_frame
 from fedsaddle.ingest import (
     MISSING,
     MOST_VALUES,
-    BadRow,
     check_present,
     column,
     expand,
-    file_format,
     levels,
-    located,
     no_column,
     numeric_frame,
-    read_frame,
-    short,
     text_columns,
     text_of,
 )

@@ -36,11 +36,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsaddle import ingest
-from fedsaddle.errors import FedsaddleError, did_you_mean
+from fedsaddle import files, ingest
+from fedsaddle.errors import FedsaddleError, did_you_mean, short
 from fedsaddle.federation import Federation, Scaling, exponential, logarithm, shift_and_width
 from fedsaddle.folder import write_whole
-from fedsaddle.ingest import short, text_of
+from fedsaddle.ingest import text_of
 from fedsaddle.keys import Key, Tree, checked, keys_of, mistakes
 from fedsaddle.parse import from_json, read_toml
 from fedsaddle.toml import quoted
@@ -225,13 +225,13 @@ class Site:
         return found.hexdigest()
 
     def _table(self) -> Rows:
-        data, frame = self.data, ingest.read_frame(self.file, self.data.sep, self.data.decimal)
+        data, frame = self.data, files.read_frame(self.file, self.data.sep, self.data.decimal)
         for problem in _missing_columns(self, frame):
             raise FedsaddleError(problem)
         features = [c for c in frame.columns if c not in (data.label, data.together, *data.drop)]
         text = {*data.categories, *ingest.text_columns(frame[features])}
         numbers, gaps = [c for c in features if c not in text], data.impute != "none"
-        with ingest.located(self.file, data.sep):
+        with files.located(self.file, data.sep):
             categories = {c: _categories(frame[c], c, gaps) for c in features if c in text}
             x = ingest.numeric_frame(frame[numbers])
             x = np.require(x, requirements=["C", "W", "A"])
@@ -247,10 +247,10 @@ class Site:
                 raise FedsaddleError(f"data.{name}: {self.file.name} has no named columns; leave it out")
         if self.data.impute != "none":
             raise FedsaddleError(f"data.impute: {self.file.name} is no table; leave it out")
-        x, y = ingest.read_images(self.file) if self.file.is_dir() else ingest.read_arrays(self.file)
+        x, y = files.read_images(self.file) if self.file.is_dir() else ingest.read_arrays(self.file)
         x, y = ingest.as_tensor(x, f"{self.file.name}: x").numpy(), ingest.column(y, "y")
         x = x[:, None] if x.ndim == 1 else x
-        with ingest.located(self.file):
+        with files.located(self.file):
             ingest.same_length({"x": torch.empty(len(x)), "y": torch.empty(len(y))})
             ingest.check_finite(torch.from_numpy(x), "x", ())
             ingest.check_present(y, "y", ingest.UNLABELLED)
@@ -259,7 +259,7 @@ class Site:
     @property
     def is_table(self) -> bool:
         """Whether the file has named columns."""
-        return not self.file.is_dir() and ingest.file_format(self.file) in ("csv", "parquet")
+        return not self.file.is_dir() and files.file_format(self.file) in ("csv", "parquet")
 
     def summary(self) -> Message:
         """Everything that leaves the site when a federation is set up, and nothing else; about training rows alone.
@@ -277,7 +277,7 @@ class Site:
         labels, positive, counts = self._labels()
         head = {
             "site": self.name,
-            "kind": "image" if self.file.is_dir() else ingest.file_format(self.file),
+            "kind": "image" if self.file.is_dir() else files.file_format(self.file),
             "shape": list(rows.x.shape[1:]),
             "columns": list(rows.columns),
             "categories": {c: _frequent(v[train], data.rare) for c, v in rows.text.items()},
@@ -761,7 +761,7 @@ def check(path: str | os.PathLike[str]) -> list[str]:
             return wrong
         site = Site.load(path)
         if os.path.exists(site.file) and site.is_table:
-            frame = ingest.read_frame(site.file, site.data.sep, site.data.decimal)
+            frame = files.read_frame(site.file, site.data.sep, site.data.decimal)
             wrong = _missing_columns(site, frame) + _holes(site, frame)
             if wrong:
                 return wrong
@@ -787,8 +787,8 @@ def _holes(site: Site, frame: Any) -> list[str]:
             return [*found, "further columns have missing values as well"]
         first, n = int(bad.argmax()), int(bad.sum())
         where = f"row {first}"
-        if ingest.file_format(site.file) == "csv":
-            where = f"line {ingest.line_of(site.file, first, site.data.sep)}"
+        if files.file_format(site.file) == "csv":
+            where = f"line {files.line_of(site.file, first, site.data.sep)}"
         remedy = "impute it, leave these rows out, or add the column to drop"
         remedy = ingest.UNLABELLED if c == site.data.label else remedy
         found.append(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fedsaddle.data.dataset import Raw
 from fedsaddle.errors import FedsaddleError, optional_import
-from fedsaddle.ingest import check_bytes, read_npz
+from fedsaddle.files import check_bytes, read_npz
 
 Array = npt.NDArray[Any]
 Paths = Mapping[str, Sequence[Path]]
