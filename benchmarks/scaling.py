@@ -66,6 +66,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--sets", nargs="+", default=SETS, choices=SETS)
     args = parser.parse_args()
+    if args.seeds < 2:
+        parser.error("--seeds must be at least 2, for a deviation")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of long tails, which are what is measured here
     print(

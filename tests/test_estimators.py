@@ -144,9 +144,8 @@ def test_a_step_that_does_not_hold_to_the_end_gives_way_to_a_smaller_one(
     tumours: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, label, site = tumours
-    ends = iter(
-        [9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 1.1, 2.0]
-    )  # six trials, of which 0.1 is best; then it fails, 0.03 holds
+    trials = [-0.5, -1.0, -0.8, -0.3, -0.2, -0.1]  # of which 0.1 is best
+    ends = iter([*trials, -0.9, -0.8])  # it fails, 0.03 holds
     for module in (steps, estimators):
         monkeypatch.setattr(module, "objective", lambda run: run.finish() and next(ends))
     found = fs.FederatedAUCClassifier(rounds=2, random_state=0).fit(x, label, groups=site)

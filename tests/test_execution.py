@@ -129,6 +129,13 @@ def test_compiled_fields_over_all_samples(federation: fs.Federation, monkeypatch
     work.compile = True
     assert len(list(work.everything())) > 1
     np.testing.assert_allclose(work.full_field(z), plain, rtol=0, atol=1e-12)
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for i, own in enumerate(plain):  # alone, or two: clients of other sizes, the same lengths
+        alone = clients.cohort([i], 0)
+        alone.compile = True
+        np.testing.assert_allclose(alone.full_field(z[i : i + 1])[0], own, rtol=0, atol=1e-12)
+    lengths = {min(alone._piece, 1 << (n - 1).bit_length()) for n in SIZES}
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - compiled <= len(lengths)
 
 
 def test_compiled_steps_with_a_regulariser(federation: fs.Federation, monkeypatch) -> None:

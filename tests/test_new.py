@@ -265,14 +265,14 @@ def test_the_step_size_suits_the_table(fedsaddle: Callable[..., Done]) -> None:
     """The scaled 0 and 1 of a rare text are long, so that 0.1 is too large a step; other tables keep it."""
     rng = np.random.default_rng(0)
     frame = patients(1500)
-    for column in ("town", "ward", "code", "firm", "unit", "drug", "team", "plan"):
-        frame[column] = [f"{column} {k}" for k in rng.integers(0, 45, len(frame))]
+    for c in range(24):
+        frame[f"code{c}"] = [f"{c}-{k}" for k in rng.integers(0, 45, len(frame))]
     frame.to_csv("wide.csv", index=False)
     said = fedsaddle(
         "new", "p", "--data", "wide.csv", "--label", "died", "--site", "hospital", "--script"
     ).out
     lr = load("p/run.toml").tree["algorithm"]["lr"]
-    assert lr < 0.1 and f"lr = {lr:g}: with larger steps, up to 0.1, 10 rounds got less far" in said
+    assert lr < 0.1 and f"lr = {lr:g}: 0.1 raised the objective in 10 rounds; this is well below it" in said
     assert f"lr={lr:g}" in Path("p/run.py").read_text()
     tables(Path())
     assert "got less far" not in fedsaddle("new", "q", "--data", "all.csv").out
@@ -282,8 +282,8 @@ def test_the_step_size_suits_the_table(fedsaddle: Callable[..., Done]) -> None:
 @pytest.mark.parametrize(
     ("left", "step"),
     [
-        ([-0.9, -1.0, -0.5], 0.03),  # the best
-        ([-0.96, -1.0, -0.5], 0.1),  # larger, and nearly as good
+        ([-0.8, -1.0, -0.5], 0.03),  # the best
+        ([-0.9, -1.0, -0.5], 0.1),  # larger, and nearly as good
         ([3.0, -1.0, -0.5], 0.01),  # a longer run with 0.03 might end as that with 0.1
         ([math.inf, 3.0, -0.1], 0.003),
         ([math.inf, 3.0, 2.0], 0.001),  # none lowers it

@@ -52,6 +52,8 @@ def test_clients_with_one_class_are_named() -> None:
     one = result | {"test_class_counts": [[50, 0], [50, 50]], "client_names": ["ward", "clinic"]}
     (said,) = remarks(one)
     assert said.startswith("ward has test samples of one class only, so it has no AUC") and said.doubts == ()
+    empty = one | {"test_class_counts": [[0, 0], [50, 50]]}
+    assert remarks(empty)[0].startswith("ward has no test samples, so it has no AUC")
     many = one | {"test_class_counts": [[50, 0]] * 7, "client_names": list("abcdefg")}
     assert remarks(many)[0].startswith("a, b, c, d, e and 2 more have test samples of one class only")
 

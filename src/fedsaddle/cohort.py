@@ -237,12 +237,13 @@ class Cohort:
     def _pieces(self, length: int, numbered: bool = False) -> Iterator[Batch]:
         return (self._gathered(rows, w, own if numbered else None) for rows, w, own in self._rows(length))
 
-    def _rows(self, length: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows, weights and numbers within a client of all samples, so many of each client at a time."""
+    def _rows(self, length: int, filled: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Rows, weights and numbers within a client of all samples, so many of each client at a time; if filled, always."""
         _, first, sizes, _ = self._distinct()
         n = sizes.unsqueeze(-1)
         for start in range(0, self._longest, length):
-            rows = torch.arange(start, min(start + length, self._longest), device=n.device)
+            end = start + length if filled else min(start + length, self._longest)
+            rows = torch.arange(start, end, device=n.device)
             w = (rows < n) / n.to(self._like)
             own = torch.minimum(rows, n - 1)
             yield own + first.unsqueeze(-1), w, own
@@ -324,7 +325,9 @@ class Cohort:
             return total + self.field(z, batch)
 
         run = compiled(local_steps, "cpu")
-        for rows, w, _ in self._rows(self._piece):
+        # pieces of few lengths, filled up with rows that weigh 0: each length is compiled
+        length = min(self._piece, 1 << (self._longest - 1).bit_length())
+        for rows, w, _ in self._rows(length, filled=True):
             total, _ = run(step, self._gathered, total, rows.unsqueeze(0), w, None, None)
         return total
 

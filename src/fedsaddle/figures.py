@@ -586,7 +586,7 @@ def _axes(x: str, y: str, data: Sequence[Record]) -> Record:
 
 
 def log_axis(values: Sequence[float | None]) -> Record:
-    """A logarithmic axis with at most eight labels: powers of ten; over few decades 1, 2, 5; within one, even steps."""
+    """A logarithmic axis with at most nine labels: powers of ten; over few decades 1, 2, 5; within one, even steps."""
     seen = [v for v in values if v is not None and v > 0]
     low, high = (min(seen), max(seen)) if seen else (0.1, 1.0)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
+import io
 import json
 import multiprocessing
 import statistics
@@ -18,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.config import Config
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.federation import Federation
+from fedsaddle.folder import write_whole
 from fedsaddle.parse import from_json, from_toml
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.replicas import run_all, stackable
@@ -41,7 +43,8 @@ Curves = dict[str, list[Any]]  # "round" and the values of metrics in these roun
 Tick = Callable[[int, str], None]  # so many runs are done, and what goes on now
 
 TOGETHER = 64
-_MOST_SCORES = 50_000  # validation samples; of more, scores are not kept
+_MOST_SCORES = 50_000  # samples; of more, scores are not kept
+_PARTS: tuple[Literal["valid", "test"], ...] = ("valid", "test")
 
 
 class Journal:
@@ -50,7 +53,7 @@ class Journal:
     Args:
         path: runs.jsonl; one line a run. A last line that was cut off is dropped.
         curves: metrics of which every evaluation is kept (six digits), not only the last one.
-        scores: whether the scores of validation samples are kept, in a folder beside the file (`valid_scores`).
+        scores: whether those of validation and test samples are kept, in a folder beside the file (`kept_scores`).
     """
 
     def __init__(self, path: Path, curves: Sequence[str] = (), scores: bool = False) -> None:
@@ -96,12 +99,14 @@ class Journal:
         self._done |= {entry["config"]: entry for entry in entries}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for entry in entries:
-            if (found := entry.pop("valid_scores", None)) is not None:
-                kept = _scores_file(self.path.parent, entry)
-                kept.parent.mkdir(exist_ok=True)
-                np.save(kept, found)
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(entry) + "\n" for entry in entries)
+            for part, found in entry.pop("scores", {}).items():
+                file = _scores_file(self.path.parent, entry, part)
+                file.parent.mkdir(exist_ok=True)
+                buffer = io.BytesIO()
+                np.save(buffer, found)
+                write_whole(file, buffer.getvalue())
+        with open(self.path, "a", encoding="utf-8") as journal:
+            journal.writelines(json.dumps(entry) + "\n" for entry in entries)
 
 
 def key_of(config: Config) -> str:
@@ -110,16 +115,16 @@ def key_of(config: Config) -> str:
     return configs.dump(Config({**config.tree, "train": options}))
 
 
-def valid_scores(folder: Path, entry: Entry) -> tuple[Tensor, Tensor] | None:
-    """A run's scores of the validation samples [n] and which are positive [n] bool; None where they were not kept."""
-    with suppress(OSError, ValueError):
-        scores, positive = torch.from_numpy(np.load(_scores_file(folder, entry)))
+def kept_scores(folder: Path, entry: Entry, part: str) -> tuple[Tensor, Tensor] | None:
+    """A run's scores of "valid" or "test" samples [n] and which are positive [n] bool; None where they were not kept."""
+    with suppress(OSError, ValueError, EOFError):
+        scores, positive = torch.from_numpy(np.load(_scores_file(folder, entry, part)))
         return scores, positive > 0
     return None
 
 
-def _scores_file(folder: Path, entry: Entry) -> Path:
-    return folder / "valid" / f"{hashlib.sha256(entry['config'].encode()).hexdigest()[:24]}.npy"
+def _scores_file(folder: Path, entry: Entry, part: str) -> Path:
+    return folder / "scores" / f"{hashlib.sha256(entry['config'].encode()).hexdigest()[:24]}-{part}.npy"
 
 
 def _entry(config: Config, run: Run, curves: Sequence[str], scores: bool) -> Entry:
@@ -128,10 +133,13 @@ def _entry(config: Config, run: Run, curves: Sequence[str], scores: bool) -> Ent
     try:
         entry: Entry = {"metrics": run.metrics, "clients_evaluated_on": run.evaluated_on}
         entry |= {k: v for k, v in run.began.items() if v is not None}
-        if scores and (interval := run.auc_interval("test")):
-            entry["auc_interval"] = interval
-        if scores and (found := run.scores("valid")) is not None and len(found[0]) <= _MOST_SCORES:
-            entry["valid_scores"] = torch.stack([found[0], found[1].to(found[0])]).numpy()
+        if scores:
+            found = {part: run.scores(part) for part in _PARTS}
+            entry["scores"] = {
+                part: torch.stack([own[0], own[1].to(own[0])]).numpy()
+                for part, own in found.items()
+                if own is not None and len(own[0]) <= _MOST_SCORES
+            }
         return key | entry | ({"curves": _curves(run, curves)} if curves else {})
     except Diverged:
         return key | {"metrics": {"diverged": 1.0}}

@@ -66,19 +66,19 @@ def auc_interval(scores: Tensor, positive: Tensor) -> Interval | None:
     return Interval(value, *(1 / (1 + math.exp(-v)) for v in (at - width, at + width)))
 
 
-def auc_difference(scores: Tensor, others: Tensor, positive: Tensor, pairs: int = 1) -> Interval | None:
-    """AUC of `scores` less that of `others` on the same samples, with its 95 % interval (DeLong et al. 1988, paired).
+def auc_difference(scores: Tensor, others: Tensor, positive: Tensor, error: float = 0.05) -> Interval | None:
+    """AUC of `scores` less that of `others` on the same samples, with its interval (DeLong et al. 1988, paired).
 
     Either is [n], or of several runs [k, n], whose mean AUC it is then.
 
     Args:
-        pairs: of how many this is one; the interval is so wide that those of all hold at once with 95 % (Bonferroni).
+        error: how often the interval may miss, on both sides together; of n intervals a share 1/n of what all may.
     """
     scores, others = torch.atleast_2d(scores).double(), torch.atleast_2d(others).double()
     k, m = len(scores), len(others)
-    value, error = _delong(torch.cat([scores, others]), positive, [1 / k] * k + [-1 / m] * m)
-    width = NormalDist().inv_cdf(1 - 0.025 / pairs) * error
-    return None if error != error else Interval(value, value - width, value + width)
+    value, deviation = _delong(torch.cat([scores, others]), positive, [1 / k] * k + [-1 / m] * m)
+    width = NormalDist().inv_cdf(1 - error / 2) * deviation
+    return None if width != width else Interval(value, value - width, value + width)
 
 
 def _delong(scores: Tensor, positive: Tensor, contrast: list[float]) -> tuple[float, float]:

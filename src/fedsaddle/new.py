@@ -262,10 +262,10 @@ def _suited(aim: Aim, setup: Any) -> tuple[Aim, list[str]]:
     step = steps[0] if math.isnan(start) else largest_near_best(steps, left, start)
     if step == steps[0]:
         return aim, []
-    said = (
-        f"  {key} = {step:g}: with larger steps, up to {steps[0]:g}, {settings['rounds']} rounds got less far"
-    )
-    return aim._replace(algorithm=aim.algorithm | {key: step}), [said]
+    why = f"with larger steps, up to {steps[0]:g}, {settings['rounds']} rounds got less far"
+    if wild := [s for s, value in zip(steps, left, strict=True) if not value <= start]:
+        why = f"{min(wild):g} raised the objective in {settings['rounds']} rounds; this is well below it"
+    return aim._replace(algorithm=aim.algorithm | {key: step}), [f"  {key} = {step:g}: {why}"]
 
 
 def _rehearsed(text: str, folder: Path, name: str) -> Any:

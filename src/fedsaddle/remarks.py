@@ -115,12 +115,19 @@ def _of_clients(result: dict[str, Any]) -> list[str]:
         text = f"{len(few)} of {len(names)} clients have fewer than {_FEW} test samples of one class, down to {min(few)}: "
         text += "their AUCs, and so the worst and best 20 %, hang on single samples."
         said.append(Remark.doubting(text, "auc_worst20", "auc_best20", "auc_gini"))
-    if none := [name for name, n in zip(names, rarest, strict=True) if n == 0]:
-        listed = ", ".join(none[:_NAMED]) + (f" and {len(none) - _NAMED} more" if len(none) > _NAMED else "")
-        text = "has test samples of one class only, so it has no AUC, and no part"
-        if len(none) > 1:
-            text = "have test samples of one class only, so they have no AUC, and no part"
-        said.append(f"{listed} {text} in the mean over clients or the worst 20 %.")
+    for held, what in ((True, "test samples of one class only"), (False, "no test samples")):
+        none = [
+            name
+            for name, n, row in zip(names, rarest, counts, strict=True)
+            if n == 0 and (sum(row) > 0) == held
+        ]
+        if none:
+            listed = ", ".join(none[:_NAMED]) + (
+                f" and {len(none) - _NAMED} more" if len(none) > _NAMED else ""
+            )
+            has, it_has = ("has", "it has") if len(none) == 1 else ("have", "they have")
+            part = "no AUC, and no part in the mean over clients or the worst 20 %"
+            said.append(f"{listed} {has} {what}, so {it_has} {part}.")
     return said
 
 

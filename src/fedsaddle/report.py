@@ -304,7 +304,7 @@ def _table_of_runs(groups: list[Group], main: str, compared: Compared) -> page.C
         keys = [k for k in keys if k != "phases"]
     best = {k: _best(k, [g.values(k) for g in groups]) for k in keys if k in qualities}
     best = {k: None if i is None or _doubted(k, groups[i]) else i for k, i in best.items()}
-    if scores.DIFFERENT in compared.apart.values():
+    if {scores.DIFFERENT, scores.VARYING} & set(compared.apart.values()):
         best = dict.fromkeys(best)
     if any(by.low <= 0 for by in compared.behind.values()):  # other test samples might tell otherwise
         best["auc"] = None

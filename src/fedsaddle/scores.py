@@ -33,6 +33,7 @@ MOST = 1_000_000  # of more samples nothing is written
 _HEAD = ["client", "row", "y", "score"]
 
 DIFFERENT = "different test samples"  # why rows are not compared sample by sample
+VARYING = "its runs have different test samples"
 
 
 class Scores(NamedTuple):
@@ -163,11 +164,13 @@ def _differences(
     scored = {name: torch.stack([one.scores for one in known[name]]) for name in together}
     means = {name: fmean(metrics.auc(one, positive) for one in own) for name, own in scored.items()}
     best = max(means, key=means.__getitem__)
-    pairs = math.comb(len(together), 2)  # the best is known afterwards only, so that it could be any of them
+    error = 0.05 / math.comb(
+        len(together), 2
+    )  # the best is known afterwards only, so that it could be any of them
     behind = {
         name: by
         for name, own in scored.items()
-        if name != best and (by := metrics.auc_difference(scored[best], own, positive, pairs)) is not None
+        if name != best and (by := metrics.auc_difference(scored[best], own, positive, error)) is not None
     }
     if not behind:
         return "", {}, apart | dict.fromkeys(together, "fewer than two test samples of a class")
@@ -180,7 +183,7 @@ def _unfit(runs: Sequence[Scores | None]) -> str:
     if len(found) < len(runs):
         return "no scores.csv"
     if not all(_same(one, found[0]) for one in found):
-        return "its runs have different test samples"
+        return VARYING
     return "a score is not a number" if any(one.scores.isnan().any() for one in found) else ""
 
 

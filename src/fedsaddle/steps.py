@@ -20,7 +20,7 @@ from fedsaddle.train import Run, train
 STEPS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 
 _LOWERED = ("phi", "loss")  # what training lowers, of which a run has one, or none (losses of pairs)
-_NEAR = 0.05  # of the way that the best gets; a larger step that is so near to it is taken
+_NEAR = 0.15  # of the way that the best gets; a larger step that is so near to it is taken
 _MARGIN = 0.2  # of a step that raises the objective; a smaller one only is safe in a longer run
 
 
@@ -32,18 +32,21 @@ def tried(
     steps: Sequence[float],
     **settings: Any,
 ) -> tuple[float, list[float]]:
-    """The objective before training, NaN where it is not measured, and after a short run with each step size.
+    """The objective before training, NaN where it is not measured, and what a short run with each step size leaves of it.
 
     Args:
         key: the algorithm's step size, such as "lr".
         settings: arguments of `train`; `rounds` is how long they run.
     """
     quiet = {"eval_every": settings["rounds"], "progress": False, "guard": 0, "track": None}
+    first = next(iter(train(problem, algorithm, federation, **settings | quiet)))
+    start = next((v for k in _LOWERED if (v := first.get(k)) is not None), math.nan)
+    if math.isnan(start):
+        return start, []
     candidates = [dataclasses.replace(algorithm, **{key: step}) for step in steps]
     runs = [train(problem, candidate, federation, **settings | quiet) for candidate in candidates]
     run_all(runs)
-    start = [v for k in _LOWERED if (v := runs[0].began[f"{k}_at_start"]) is not None]
-    return start[0] if start else math.nan, [objective(run) for run in runs]
+    return start, [objective(run) for run in runs]
 
 
 def largest_near_best(steps: Sequence[float], left: Sequence[float], start: float) -> float:

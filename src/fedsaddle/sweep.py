@@ -41,7 +41,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -60,9 +59,9 @@ from fedsaddle.journal import (
     Federations,
     Journal,
     finish,
+    kept_scores,
     mean_and_std,
     over_seeds,
-    valid_scores,
 )
 from fedsaddle.keys import Key, in_words, unknown_key
 from fedsaddle.metrics import Interval
@@ -526,24 +525,36 @@ class Result:
         return None if scored is None or self.plan.minimise else metrics.auc_interval(*scored)
 
     @functools.cached_property
-    def level(self) -> list[Row]:
-        """Points that are behind the chosen one by no more than the choice of validation samples explains."""
-        if self.interval is None or self.best is None or (best := self._scores(self.best)) is None:
-            return []
-        found = []
+    def compared(self) -> dict[int, Interval]:
+        """How far other points are behind the chosen one on the same validation samples, by the id of their row.
+
+        Intervals are so wide that, with 95 %, the truly best point is the chosen one or one whose interval reaches 0
+        (Hsu's comparisons with the best: one-sided, by Bonferroni).
+        """
+        best = self._scores(self.best) if self.best is not None and not self.plan.minimise else None
+        if best is None or self.best is None:
+            return {}
+        known = {}
         for row in self.ranked[1:]:
             scored = self._scores(row) if self._data(row) == self._data(self.best) else None
-            if scored is None or not torch.equal(scored[1], best[1]):
-                continue
-            behind = metrics.auc_difference(best[0], scored[0], best[1])
-            found += [row] if behind is not None and behind.low <= 0 else []
-        return found
+            if scored is not None and torch.equal(scored[1], best[1]):
+                known[id(row)] = scored[0]
+        behind = {
+            i: metrics.auc_difference(best[0], scores, best[1], 2 * 0.05 / max(len(known), 2))
+            for i, scores in known.items()
+        }
+        return {i: by for i, by in behind.items() if by is not None}
 
-    def _scores(self, row: Row) -> tuple[Tensor, Tensor] | None:
-        """Every seed's scores of the validation samples [k, n], and which are positive [n]; None where they are not kept."""
+    @functools.cached_property
+    def level(self) -> list[Row]:
+        """Points that validation samples do not tell from the chosen one."""
+        return [row for row in self.ranked if id(row) in self.compared and self.compared[id(row)].low <= 0]
+
+    def _scores(self, row: Row, part: str = "valid") -> tuple[Tensor, Tensor] | None:
+        """Every seed's scores of validation or test samples [k, n], and which are positive [n]; None where not kept."""
         if self.plan.metric != "valid_auc":
             return None
-        found = [valid_scores(self.out, entry) for entry in row.runs]
+        found = [kept_scores(self.out, entry, part) for entry in row.runs]
         known = [one for one in found if one is not None]
         if not known or len(known) < len(found) or not all(torch.equal(y, known[0][1]) for _, y in known):
             return None
@@ -563,17 +574,21 @@ class Result:
 
     @property
     def sure(self) -> str:
-        """How far the choice of validation samples may have made the choice, in words; nothing where that is unknown."""
-        if self.interval is None:
-            return ""
-        text = "Over the choice of validation samples its AUC may lie between "
-        text += f"{between(self.interval.low, self.interval.high).replace(' to ', ' and ')} (95 %, DeLong)."
-        others = len(self.ranked) - 1
-        return (
-            text
-            + f" Level with it (~) on the same samples: {len(self.level)} of {others} other points."
-            * (others > 0)
-        )
+        """How far validation samples decide the choice, in words; nothing where that is unknown."""
+        text = ""
+        if self.interval is not None:
+            ends = between(self.interval.low, self.interval.high).replace(" to ", " and ")
+            picked = (
+                f"; not allowed for: that it is the best of {len(self.ranked)}"
+                if len(self.ranked) > 1
+                else ""
+            )
+            text = f"Over the choice of validation samples its AUC may lie between {ends} (95 %, DeLong{picked}). "
+        if self.compared:
+            text += f"Level with it (~) on the same samples: {len(self.level)} of {len(self.compared)} other points. "
+            left = len(self.ranked) - 1 - len(self.compared)
+            text += f"Not compared: {left}. " if left else ""
+        return text.strip()
 
     def test_metrics(self, row: Row) -> dict[str, dict[str, Any]]:
         """What was measured on test data."""
@@ -590,9 +605,10 @@ class Result:
 
     @property
     def test_interval(self) -> str:
-        """Between what the chosen point's test AUC may lie, of several seeds the mean of their intervals; "" if unknown."""
-        found = [entry.get("auc_interval") for entry in self.best.runs] if self.best is not None else []
-        return between(*(fmean(ends) for ends in zip(*found, strict=True))) if found and all(found) else ""
+        """Between what the chosen point's test AUC, of several seeds their mean, may lie; "" where that is unknown."""
+        scored = self._scores(self.best, "test") if self.best is not None else None
+        interval = metrics.auc_interval(*scored) if scored is not None else None
+        return between(interval.low, interval.high) if interval is not None else ""
 
     def table(self) -> list[list[str]]:
         """Head and rows, from best to worst; the chosen point has a star, those level with it a tilde."""
@@ -633,6 +649,9 @@ class Result:
         """In a line each, why the chosen point may not be a good one."""
         said = list(self.at_an_edge)
         if self.best is not None and (n := self.best.grown):
+            said = [
+                line for line in said if not line.endswith("upwards.")
+            ]  # a larger step would be worse still
             runs = f"{n} of {len(self.best.runs)} runs" if len(self.best.runs) > 1 else "the run"
             said.append(
                 f"In {runs} of the chosen point the objective ended above where it began: try smaller steps."

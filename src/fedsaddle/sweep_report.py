@@ -157,7 +157,7 @@ def _points(result: Result) -> page.Card:
         summary = page.element("summary", plural(len(rest), "more point"))
         body += f"<details>{summary}{page.table('points', [*head[1:], ''], rest)}</details>"
     left = len(lines) - len(rows)
-    level = "behind the chosen point by no more than the choice of validation samples explains (each at 95 %, paired). "
+    level = "with the chosen one, the points among which the best is (95 %, on the same validation samples). "
     note = f"~ level with it: {level}" if result.level else ""
     note += f"{plural(left, 'point')} beyond these in table.md." if left else ""
     body += page.element("p", note.strip(), "note")
@@ -244,7 +244,8 @@ def _line(result: Result) -> Figure:
         "marker": {"color": ["@c1" if row is result.best else "@c0" for row in rows], "size": 10},
         "text": [_point(row) for row in rows], "hovertemplate": "<b>%{text}</b><br>%{y:.5~g}<extra></extra>",
     }  # fmt: skip
-    log = log_axis(data["y"]) if _by_log(result) else {}
+    ends = [m["mean"] + k * m["std"] for m in (row.metrics[metric] for row in rows) for k in (-1, 0, 1)]
+    log = log_axis(ends) if _by_log(result) else {}
     layout = {"xaxis": axis, "yaxis": _titled(label(metric), bool(log)) | log, "shapes": _band(result, "y")}
     note = "Bars are one standard deviation over seeds. " * (len(result.plan.seeds) > 1)
     note += _missing(result) + (_BAND if result.interval else "")
