@@ -120,6 +120,7 @@ def test_compiled_steps_do_not_change_a_run(
 
 def test_compiled_fields_over_all_samples(federation: fs.Federation, monkeypatch) -> None:
     """In pieces, of which clients with few samples have less."""
+    torch._dynamo.reset()  # versions of other tests are not counted
     monkeypatch.setattr(cohort, "_NUMBERS_AT_ONCE", 500)
     problem, batching = fs.AUC(nn.Linear(6, 1), p=0.5), cohort.Batching(5)
     clients = Simulation(problem, federation, fs.Full(), batching=batching, dtype=torch.float64)

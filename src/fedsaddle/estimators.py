@@ -58,7 +58,7 @@ from fedsaddle.problems import AUC, ERM, PairwiseAUC
 from fedsaddle.progress import spinner
 from fedsaddle.remarks import of_training
 from fedsaddle.schema import arguments, filled
-from fedsaddle.steps import STEPS, largest_near_best, objective, tried
+from fedsaddle.steps import STEPS, objective, tried
 from fedsaddle.train import Run, train
 
 if TYPE_CHECKING:
@@ -564,12 +564,12 @@ class FederatedAUCClassifier(FederatedClassifier):
 
     For imbalanced data in silos. `score` is the AUC. Its own algorithm is CODASCA, to which a site counts as one, however
     few its rows; algorithm_params={"weights": "samples"} lets sites count by their rows. Unless algorithm_params has an
-    "lr", six steps from 0.3 to 0.001 are tried for a tenth of the rounds (10 at least). The largest that gets about as far
-    on the training rows as the best is taken, well below any that raises the objective, or a smaller one where that does
-    not hold to the end; it is `run_.algorithm.lr`. Arguments and attributes are those of `FederatedClassifier`.
+    "lr", six steps from 0.3 to 0.001 are tried for a tenth of the rounds (10 at least). The one with the least loss on the
+    training rows is taken, or a smaller one where that does not hold to the end; it is `run_.algorithm.lr`. Arguments and
+    attributes are those of `FederatedClassifier`.
 
     A run of the config that `fedsaddle new` writes may have another AUC on the same rows: it trains on the rows that are
-    held out here to calibrate, lets sites count by their rows, and its step, found alike, is 0.1 at most.
+    held out here to calibrate, lets sites count by their rows, and the step that it finds is 0.1 at most.
 
     Example:
         >>> import fedsaddle as fs
@@ -587,7 +587,7 @@ class FederatedAUCClassifier(FederatedClassifier):
     def _trained(
         self, problem: Problem, algorithm: Algorithm, federation: Federation, settings: dict[str, Any]
     ) -> Run:
-        """With a step that gets about as far as the best in a tenth of the rounds, or a smaller one if that ends up higher.
+        """With the step that gets furthest in a tenth of the rounds, or a smaller one where that ends up higher.
 
         No step suits all data: the square loss is as curved as features are long.
         """
@@ -602,8 +602,8 @@ class FederatedAUCClassifier(FederatedClassifier):
             self._refuse("train_params: out needs an lr in algorithm_params, since several are tried without")
         rounds = min(self.rounds, max(10, self.rounds // 10))
         with spinner("choosing the step size", self.verbose):
-            start, left = tried(problem, algorithm, federation, "lr", STEPS, **settings | {"rounds": rounds})
-        for i in range(STEPS.index(largest_near_best(STEPS, left, start)), len(STEPS)):
+            _, left = tried(problem, algorithm, federation, "lr", STEPS, **settings | {"rounds": rounds})
+        for i in range(left.index(min(left)), len(STEPS)):
             candidate = dataclasses.replace(algorithm, **{"lr": STEPS[i]})
             run = train(problem, candidate, federation, **settings | {"guard": 0})
             if objective(run) <= left[i] + 1e-4:  # computed with others it differs by rounding
