@@ -394,6 +394,16 @@ def test_a_run_that_has_finished_no_round_has_no_curves(tmp_path: Path) -> None:
     assert page.cards == {"numbers", "words"}
 
 
+def test_settings_of_stages_are_listed_where_there_are_stages(tmp_path: Path) -> None:
+    def listed(**stages: Any) -> bool:
+        folder = tmp_path / str(len(stages))
+        algorithm = fs.CODASCA(lr=0.05, local_steps=2, **stages)
+        fs.train(fs.AUC(Linear(3)), algorithm, binary(), rounds=2, out=folder, progress=False).finish()
+        return "reset_variates" in Page(report.write_report(folder)).text
+
+    assert listed(stage_rounds=1) and not listed()
+
+
 def test_few_evaluations_are_drawn_whole() -> None:
     def drawn(n: int) -> list[float]:
         records = [{"round": r, "auc": 0.5 + r / 100} for r in range(n)]

@@ -47,6 +47,8 @@ NOTES = {
 }
 
 
+# without stages these do nothing, and "output: random" alarms
+_OF_STAGES = ("output", "lr_decay", "interval_growth", "stage_growth", "reset_variates")
 _MOST_CLIENTS, _SHOWN_CLIENTS = 500, 12  # in a table, and in one that is open
 
 WORDS: list[tuple[str, str, tuple[str, ...]]] = [  # word, meaning, and the metrics with which it is shown
@@ -394,7 +396,8 @@ def _communication(run: Run) -> page.Card | None:
 def _settings(run: Run) -> page.Card | None:
     body = ""
     for section, part in {**_of_data(run.config_text), **run.result.get("config", {})}.items():
-        rows = [(escape(k), page.code(v)) for k, v in part.items()]
+        idle = _OF_STAGES if section == "algorithm" and part.get("stage_rounds", 0) is None else ()
+        rows = [(escape(k), page.code(v)) for k, v in part.items() if k not in idle]
         body += f"<div>{page.element('h3', section)}{page.pairs(rows)}</div>"
     body = f"<div class='sections'>{body}</div>"
     if run.config_text:
