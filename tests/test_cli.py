@@ -592,7 +592,8 @@ def test_a_run_that_diverges_says_where_its_history_is(fedsaddle: Command) -> No
         "; resuming would diverge again; fedsaddle probe runs/tiny/config.toml measures which steps suit; or "
     )
     assert done.err.endswith(
-        said + "begin anew: fedsaddle run runs/tiny/config.toml --set algorithm.lr=100000\n"
+        said
+        + "begin anew with a smaller step, such as: fedsaddle run runs/tiny/config.toml --set algorithm.lr=100000\n"
     )
     anew = (
         "run",

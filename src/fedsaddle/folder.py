@@ -61,7 +61,7 @@ class Stopped(NamedTuple):
             command = f"fedsaddle {'deploy run' if self.remote else 'run'} {file}"
             anew = f"{command} --set algorithm.lr={self.lr:g}"
             probe = f"fedsaddle probe {file} measures which steps suit; or " if self.probed else ""
-            return f"resuming would diverge again; {probe}begin anew: {anew}"
+            return f"resuming would diverge again; {probe}begin anew with a smaller step, such as: {anew}"
         command = f"fedsaddle resume {folder}" if file.exists() else "fs.train(..., out=, resume=True)"
         return f"{command} goes on after round {self.round}"
 
