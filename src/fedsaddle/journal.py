@@ -98,15 +98,16 @@ class Journal:
         """Write down finished runs."""
         self._done |= {entry["config"]: entry for entry in entries}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        for entry in entries:
-            for part, found in entry.pop("scores", {}).items():
+        scores = [(entry, entry.pop("scores", {})) for entry in entries]
+        with open(self.path, "a", encoding="utf-8") as journal:
+            journal.writelines(json.dumps(entry) + "\n" for entry in entries)
+        for entry, parts in scores:  # after the runs, which are not lost where these cannot be written
+            for part, found in parts.items():
                 file = _scores_file(self.path.parent, entry, part)
                 file.parent.mkdir(exist_ok=True)
                 buffer = io.BytesIO()
                 np.save(buffer, found)
                 write_whole(file, buffer.getvalue())
-        with open(self.path, "a", encoding="utf-8") as journal:
-            journal.writelines(json.dumps(entry) + "\n" for entry in entries)
 
 
 def key_of(config: Config) -> str:

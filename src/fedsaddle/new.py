@@ -38,6 +38,7 @@ from fedsaddle.ingest import (
     text_of,
 )
 from fedsaddle.parse import from_toml
+from fedsaddle.progress import spinner
 from fedsaddle.toml import to_value
 
 CONFIG, SCRIPT = "run.toml", "run.py"
@@ -254,7 +255,7 @@ def _suited(aim: Aim, setup: Any) -> tuple[Aim, list[str]]:
     key = "lr" if "lr" in aim.algorithm else "tau"
     steps = [float(f"{aim.algorithm[key] * k:.2g}") for k in (1, 0.3, 0.1, 0.03, 0.01, 0.003)]
     settings = setup.train | {"rounds": min(_TRIED, setup.train["rounds"])}
-    with _patience("choosing the step size"):
+    with spinner("choosing the step size"):
         start, left = tried(
             setup.problem, setup.algorithm, setup.federation, key, steps,
             participation=setup.participation, **settings,
@@ -276,7 +277,7 @@ def _rehearsed(text: str, folder: Path, name: str) -> Any:
         if key in tree["data"]:  # "folder/../file" is not there while the folder is not
             tree["data"][key] = os.path.normpath(tree["data"][key])
     config = configs.resolve(tree, name)
-    with _patience("building the federation"):
+    with spinner("building the federation"):
         setup = config.build()
     config.start(setup, progress=False)  # checks the algorithm against the data, computes nothing
     return setup
@@ -332,7 +333,7 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     single = path.is_file()
     files = [path] if single else expand(path)
     sep = _separator(files[0])
-    with _patience(f"reading {path}"):
+    with spinner(f"reading {path}"):
         decimal, frames, frame = _read(files, sep)
     names = list(frame.columns)
     labels = _labels(frame)
@@ -770,13 +771,6 @@ def _whole(flag: str, least: int = 1) -> Callable[[Any], int]:
         return int(said)
 
     return check
-
-
-def _patience(text: str) -> Any:
-    """A line on stderr while something takes long, where that is a terminal."""
-    from rich.console import Console
-
-    return Console(stderr=True).status(text)
 
 
 # -------------------------------------------------------------------------------------------------- writing

@@ -649,9 +649,6 @@ class Result:
         """In a line each, why the chosen point may not be a good one."""
         said = list(self.at_an_edge)
         if self.best is not None and (n := self.best.grown):
-            said = [
-                line for line in said if not line.endswith("upwards.")
-            ]  # a larger step would be worse still
             runs = f"{n} of {len(self.best.runs)} runs" if len(self.best.runs) > 1 else "the run"
             said.append(
                 f"In {runs} of the chosen point the objective ended above where it began: try smaller steps."
@@ -667,7 +664,7 @@ class Result:
         for key, values in self.plan.space.items():
             value: Any = best.point[key]
             side = 0 if key == self.plan.tradeoff else _side(values, value)
-            if not side:
+            if not side or (side > 0 and best.grown):  # larger steps would be worse still
                 continue
             step = 1 if isinstance(value, int) else abs(value) / 100 or 0.01
             if not self._allowed(best, key, value + side * step):
