@@ -9,7 +9,7 @@ from torch import nn
 
 import fedsaddle as fs
 from fedsaddle import cohort
-from fedsaddle.convolution import group_norm, matrix_convolutions, patches_times_kernels
+from fedsaddle.convolution import group_norm, matrix_convolutions, max_pool, patches_times_kernels
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.models import CNN, ResNet18, _Residual
@@ -245,6 +245,65 @@ def test_group_norm_from_sums(affine: bool, offset: float) -> None:
     torch.testing.assert_close(group_norm(x, 4, norm.weight, norm.bias, norm.eps), norm(x), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(("shape", "size"), [((2, 3, 13, 14), (2, 2)), ((1, 2, 9, 10), (3, 2))])
+def test_max_pool_as_comparisons(shape: tuple[int, ...], size: tuple[int, int]) -> None:
+    """Values and derivatives, among equals and beside NaN."""
+    x = torch.randint(0, 3, shape, dtype=torch.float64)
+    x[0, 0, 0, 0] = x[0, 0, 5, 5] = float("nan")
+    x.requires_grad_()
+    ours, theirs = max_pool(x, *size), nn.functional.max_pool2d(x, size)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    g = torch.randn_like(ours)
+    assert torch.equal(*(torch.autograd.grad(y, x, g)[0] for y in (ours, theirs)))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"stride": 1}, {"padding": 1}, {"ceil_mode": True}, {"kernel_size": 4}], ids=str
+)
+def test_poolings_under_the_compiler(options: dict) -> None:
+    """Those with windows side by side are comparisons, others are left alone."""
+    pool, x = nn.MaxPool2d(**{"kernel_size": 2} | options), torch.randn(2, 3, 9, 9)
+    seen = []
+
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        with matrix_convolutions():
+            return pool(x)
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        seen.append(graph.code)
+        return graph
+
+    assert torch.equal(torch.compile(pooled, backend=backend)(x), pool(x))
+    assert len(seen) == 1 and ("max_pool2d" in seen[0]) == bool(options)
+
+
+def test_stages_and_other_data_are_not_compiled_anew(federation: fs.Federation, monkeypatch) -> None:
+    """Steps are compiled for shapes of batches, not for a stage's step size or the number of all samples."""
+    torch._dynamo.reset()
+    traced = torch.compile(cohort.local_steps, dynamic=False, backend="eager")
+    monkeypatch.setattr(cohort, "compiled", lambda f, device: traced if f is cohort.local_steps else f)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    algorithm = fs.CODAPlus(lr=0.05, local_steps=4, gamma=0.1, stage_rounds=2, lr_decay=0.5)
+    x, y = federation.data["x"].numpy(), federation.data["y"].numpy()
+    fewer = fs.Federation.from_arrays(x[:-10], y[:-10], clients=np.repeat(np.arange(5), SIZES)[:-10])
+    model = nn.Linear(6, 1)
+    for data in (federation, fewer):
+        plain, compiled = (
+            fs.train(
+                fs.AUC(model, p=0.5),
+                algorithm,
+                data,
+                rounds=6,
+                batch_size=4,
+                dtype="float64",
+                compile=how,
+            ).z
+            for how in (False, True)
+        )
+        np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-12)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == 1
+
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -296,6 +355,7 @@ def test_cuda_bf16_gradients_of_a_residual_net(compiled: bool) -> None:
         nn.Conv2d(3, 32, 3, padding=1),
         nn.GroupNorm(8, 32),
         nn.ReLU(),
+        nn.MaxPool2d(2),
         _Residual(32, 64, stride=2, groups=8),
         nn.Conv2d(64, 5, 3),  # 5 channels: patches are made
         nn.AdaptiveAvgPool2d(1),

@@ -157,6 +157,8 @@ class Cohort:
         if self.compile:
             device = self.ids.device.type
             run, block = compiled(local_steps, device), self._unrolled(steps)
+            for v in self._data.values():  # not compiled anew for other data of the same kind
+                torch._dynamo.maybe_mark_dynamic(v, 0)
             if device != "cuda":  # Triton takes a 64-bit constant for a 32-bit one
                 draw = compiled(draw, device)
         ids, first, sizes, key = self._distinct()
@@ -368,6 +370,10 @@ class Cohort:
     def pad(self, x: Tensor) -> Tensor:
         """A vector of the primal variables [..., n_x], with zeros for the dual ones: [..., d]."""
         return torch.nn.functional.pad(x, (0, self.problem.n_y))
+
+    def number(self, value: float | Tensor) -> float | Tensor:
+        """A number that may change during a run: for a compiled step a tensor, since a plain number is compiled into it."""
+        return self._like.new_full((), value) if self.compile and isinstance(value, float) else value
 
     def per_variable(self, x: float | Tensor, y: float | Tensor) -> float | Tensor:
         """A coefficient that differs between x and y, as a vector [d]; a plain number when it does not."""

@@ -6,9 +6,10 @@ module runs, so a user's nn.Conv2d gets this without being rewritten.
 
 In bfloat16 on an NVIDIA GPU (Ampere or newer) the product reads its patches where they lie (`kernels.py`). Patches are made
 where that does not apply: without Triton, in another precision, with unequal strides or paddings, when the output channels
-are no multiple of 16, and from 2^31 numbers a client on; a 1x1 convolution needs neither. Under the compiler `group_norm` in
-bfloat16 is written as sums over pixels and one element-wise map, which is fused with the layers around it; its result is
-bfloat16 too. The mean over all pixels is a plain mean: adaptive pooling of such images has no batching rule.
+are no multiple of 16, and from 2^31 numbers a client on; and where they are small, as of images in colour. A 1x1 convolution
+needs neither. Under the compiler `group_norm` in bfloat16 is written as sums over pixels and one element-wise map, and
+`max_pool` as comparisons, which are fused with the layers around them. The mean over all pixels is a plain mean: adaptive
+pooling of such images has no batching rule.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if torch.version.cuda and find_spec("triton"):
     from fedsaddle import kernels as in_place
 else:
     in_place = None  # type: ignore[assignment]
+
+_FEW = 64  # numbers in a patch, up to which making patches costs less than 16 channels for each pixel of it
 
 
 def patches_times_kernels(
@@ -45,7 +48,8 @@ def patches_times_kernels(
     (s_h, s_w), (p_h, p_w) = _pair(stride), _pair(padding)
     k_h, k_w = weight.shape[2:]
     plain = (k_h, k_w, s_h, s_w) == (1, 1, 1, 1)  # a matrix product as it stands
-    if not plain and s_h == s_w and p_h == p_w and _readable(x, weight):
+    few = weight[0].numel() <= _FEW
+    if not plain and not few and s_h == s_w and p_h == p_w and _readable(x, weight):
         y = _without_patches(x, weight, s_h, p_h)
         return y if bias is None else y + bias.to(y.dtype)[:, None, None]
     x = x.permute(0, 2, 3, 1)  # [B, H, W, C]
@@ -63,6 +67,9 @@ def patches_times_kernels(
             torch.cat([x[:, i : i + h * s_h + 1 : s_h, j : j + w * s_w + 1 : s_w] for j in range(k_w)], -1)
             for i in range(k_h)
         ]
+        if _low(x) and (missing := -kernels.shape[-1] % 8):  # tensor cores take 8 numbers at a time
+            rows.append(x.new_zeros(*rows[0].shape[:-1], missing))
+            kernels = functional.pad(kernels, (0, missing))
         patches = torch.cat(rows, dim=-1)
     else:
         windows = x.unfold(1, k_h, s_h).unfold(2, k_w, s_w)  # [B, H', W', C, k_h, k_w], a view
@@ -112,6 +119,31 @@ def group_norm(
     return (v * scale[:, :, None, None] + shift[:, :, None, None]).to(x.dtype)
 
 
+def max_pool(x: Tensor, k_h: int, k_w: int) -> Tensor:
+    """functional.max_pool2d of x [..., H, W] over windows side by side: the first of equals, and NaN above all."""
+    h, w = x.shape[-2] // k_h, x.shape[-1] // k_w
+    x = x[..., : h * k_h, : w * k_w].unflatten(-1, (w, k_w)).unflatten(-3, (h, k_h))  # [..., h, k_h, w, k_w]
+    first, *others = [x[..., i, :, j] for i in range(k_h) for j in range(k_w)]
+    for other in others:
+        first = torch.where((other > first) | other.isnan(), other, first)
+    return first
+
+
+def _windows(
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> tuple[int, int] | None:
+    """The windows of a pooling whose windows lie side by side; None of any other."""
+    size = _pair(kernel_size)
+    beside = not stride or _pair(stride) == size
+    simple = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
+    return size if beside and simple and size[0] * size[1] <= 9 else None
+
+
 def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
@@ -131,6 +163,10 @@ class matrix_convolutions(TorchFunctionMode):
             and args[0].ndim == 4
         ):
             return group_norm(*args, **(kwargs or {}))
+        if func in (functional.max_pool2d, torch.max_pool2d) and torch.compiler.is_compiling():
+            windows = _windows(*args[1:], **(kwargs or {}))
+            if windows is not None:
+                return max_pool(args[0], *windows)
         if func is functional.adaptive_avg_pool2d and args[1:] in ((1,), ((1, 1),)):
             return args[0].mean((-2, -1), keepdim=True)
         return func(*args, **(kwargs or {}))

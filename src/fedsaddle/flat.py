@@ -127,7 +127,8 @@ class FlatModel:
     def with_pullback(self, w: Tensor, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """The outputs, and the function that takes their cotangent [..., S, B, outputs] to that of w [..., S, n].
 
-        For a single dense layer both are matrix products, which cost less than recording them for autograd.
+        For a single dense layer both are matrix products, which cost less than recording them for autograd. The compiler
+        wants the function called: without derivatives, call the model itself.
         """
         layer = self._layers[0] if self._layers is not None and len(self._layers) == 1 else None
         exact = not torch.is_autocast_enabled(w.device.type)
@@ -149,8 +150,9 @@ class FlatModel:
                 return dw if layer.bias is None else torch.cat([dw, g.sum(-2)], dim=-1)
 
             return self._on_shared(w, x), shared_products
-        if torch.compiler.is_compiling():  # the compiler follows torch.func, and computes the outputs once
-            return self(w, x), lambda g: torch.func.grad(lambda w: (self(w, x) * g).sum())(w)
+        if torch.compiler.is_compiling():  # the compiler follows torch.func
+            out, vjp = torch.func.vjp(lambda w: self(w, x), w)  # type: ignore[misc]
+            return out, lambda g: vjp(g)[0]
         with torch.enable_grad():
             leaf = w.detach().requires_grad_()
             recorded = self(leaf, x)

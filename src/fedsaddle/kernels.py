@@ -110,12 +110,12 @@ def _launch(src: Tensor, wt: Tensor, out: Tensor, stride: int, pad: int, back: b
     HO, WO, N = out.shape[2:]
     phases = stride if back else 1
     rows = B * triton.cdiv(HO, phases) * triton.cdiv(WO, phases)
-    BM, BN = 128, 128 if N > 64 else 64
+    BM, BN = 128, next(k for k in (32, 64, 128) if k >= N or k == 128)
     BK = next(k for k in (128 // src.element_size(), 32, 16) if K % k == 0)
     grid = (triton.cdiv(rows, BM) * triton.cdiv(N, BN), S * phases * phases)
     _gather[grid](
         src, wt, out, B, HS, WS, K, HO, WO, N, *wt.shape[2:4], stride, pad, back, BM, BN, BK,
-        num_warps=BN // 16, num_stages=3,
+        num_warps=max(4, BN // 16), num_stages=3,
     )  # fmt: skip
     return out
 

@@ -68,7 +68,7 @@ def _place(method, dir, flip, quick, data, model):
         out |= {
             "data.name": "synthetic_binary", "data.scale": "standard", "partition.clients": 20, "partition.min_size": 4,
             "transform.0.share": 0.5, "train.rounds": 40, "train.eval_every": 40, "algorithm.local_steps": 4,
-            "train.batch_size": 8, "train.precision": "full", "train.compile": False,
+            "train.batch_size": 8, "train.precision": "full", "train.compile": False, "model.name": "linear",
         }  # fmt: skip
         out["participation"] |= {"m": 2}
         out.pop("data.positive", None)

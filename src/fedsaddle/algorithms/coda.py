@@ -117,7 +117,7 @@ class CODAPlus(ProximalStages):
 
     def proximal_steps(self, cohort: Cohort, m: Down) -> tuple[Up, IterateSum | None]:
         """Algorithm 2, the loop between two communications."""
-        lr, steps = self.lr_at(m.stage), self.steps_at(m.stage)
+        lr, steps = cohort.number(self.lr_at(m.stage)), self.steps_at(m.stage)
         gamma = cohort.per_variable(x=self.gamma, y=0.0)
         v_ref = cohort.pad(m.v_ref) if self.proximal else m.z
 

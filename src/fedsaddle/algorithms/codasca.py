@@ -112,7 +112,7 @@ class CODASCA(ProximalStages):
 
     def drift_corrected_steps(self, cohort: Cohort, m: Down) -> tuple[Up, Tensor]:
         """Algorithm 4, what machine k does in a round."""
-        lr, steps = self.lr_at(m.stage), self.steps_at(m.stage)
+        lr, steps = cohort.number(self.lr_at(m.stage)), self.steps_at(m.stage)
         gamma = cohort.per_variable(x=self.gamma, y=0.0)
         v_ref = cohort.pad(m.v_ref) if self.proximal else m.z
         c_k = cohort.memory

@@ -103,7 +103,7 @@ class PublishedCODASCA(ProximalStages):
         return State(z, s.c + share * mean.dc, progress)
 
     def published_steps(self, cohort: Cohort, m: Down) -> tuple[Up, Memory]:
-        lr, n_x, mem = self.lr_at(m.stage), cohort.problem.n_x, cohort.memory
+        lr, n_x, mem = cohort.number(self.lr_at(m.stage)), cohort.problem.n_x, cohort.memory
         new_stage = (mem.stage != m.stage) & (mem.steps_done > 0)
         v_ref = torch.where(new_stage, mem.total / mem.steps_done.clamp(min=1), mem.v_ref)
         total, steps_done = (

@@ -27,7 +27,6 @@ positive whose u is not known yet has the g of the active negatives that it meet
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -42,7 +41,7 @@ from fedsaddle.cohort import Cohort
 from fedsaddle.errors import FedsaddleError, warn
 from fedsaddle.problem import Batch, Problem
 from fedsaddle.problems.pairs import PairLoss
-from fedsaddle.problems.pairwise import Pairwise, PartialAUC
+from fedsaddle.problems.pairwise import Pairwise, PartialAUC, Pullback
 
 GUO_2023 = Citation(
     "guo2023fedxl",
@@ -205,14 +204,16 @@ class CyCpPairwise(Stagewise):
         """Lines 23-24: scores of I B samples of each side at the first model."""
 
         def step(z: Tensor, batch: Batch, _: tuple[()]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            return z, cohort.apply(lambda z, batch: self._active(cohort, z, batch).shared(), z, batch)
+            return z, cohort.apply(
+                lambda z, batch: self._active(cohort, z, batch, derived=False).shared(), z, batch
+            )
 
         _, scores = cohort.scan(step, m.z, self.steps_at(m.stage), inputs=())
         return self._reply(cohort, m.stage, scores), cohort.memory
 
     def active_passive_steps(self, cohort: Cohort, m: Down) -> tuple[Up, Any]:
         """Lines 25-32."""
-        lr = self.lr_at(m.stage)
+        lr = cohort.number(self.lr_at(m.stage))
 
         def halves(z: Tensor, batch: Batch, r_1: Tensor, r_2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             active = self._active(cohort, z, batch)
@@ -230,10 +231,10 @@ class CyCpPairwise(Stagewise):
         z, scores = cohort.scan(step, m.z, self.steps_at(m.stage), inputs=(m.r_1, m.r_2))
         return self._reply(cohort, m.stage, scores, z), None
 
-    def _active(self, cohort: Cohort, z: Tensor, batch: Batch) -> Active:
+    def _active(self, cohort: Cohort, z: Tensor, batch: Batch, derived: bool = True) -> Active:
         problem = cohort.problem
         assert isinstance(problem, Pairwise) and problem.owners is not None
-        h, pullback = problem.represent(z, batch)
+        h, pullback = problem.represent(z, batch, derived)
         s_1, s_2 = h.chunk(2, dim=-2)
         return Active(s_1, s_2, batch.w, problem.owners.shares, problem.psi_at(z), pullback)
 
@@ -357,14 +358,14 @@ class FeDXL2(RSPairwise):
     def extras(self, problem: Problem) -> tuple[int, int]:
         return 1, 0  # log u beside a positive's score
 
-    def _active(self, cohort: Cohort, z: Tensor, batch: Batch) -> Active:
-        active = super()._active(cohort, z, batch)
+    def _active(self, cohort: Cohort, z: Tensor, batch: Batch, derived: bool = True) -> Active:
+        active = super()._active(cohort, z, batch, derived)
         return active._replace(
             beside=torch.full_like(active.s_1, math.nan)
         )  # log u, unknown in the first epoch
 
     def active_passive_steps(self, cohort: Cohort, m: Down) -> tuple[Up, Tensor]:
-        lr, problem = self.lr_at(m.stage), cohort.problem
+        lr, problem = cohort.number(self.lr_at(m.stage)), cohort.problem
         assert isinstance(problem, PartialAUC)
         T = problem.temperature
 
@@ -430,13 +431,14 @@ class Active(NamedTuple):
     w: Tensor  # weights [2B]: 1/B, or 0 where the client lacks a side
     shares: tuple[float, float]  # of the clients that own each side
     psi: PairLoss
-    pullback: Callable[[Tensor], Tensor]
+    pullback: Pullback
     beside: Tensor | None = None  # what is shared beside s_1 [B, 1]
 
     def gradient(self, g_1: Tensor, g_2: Tensor) -> Tensor:
         """G_1 + G_2 [d] from the derivatives [B, n, k] by each active score in each of its pairs."""
         halves = torch.cat([g_1.mean(-2) / self.shares[0], g_2.mean(-2) / self.shares[1]], dim=-2)
         w = self.w.unsqueeze(-1)
+        assert self.pullback is not None
         return self.pullback(torch.where(w > 0, w * halves, 0.0))
 
     def shared(self) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ b in place of the class means and drops the factor p(1-p).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Any, Literal, NamedTuple, Self
@@ -139,11 +139,7 @@ class AUC(ModelProblem):
                 F = torch.cat([F[..., :-1], self._margin_step(z) * share], dim=-1)
             return F
         weights, x = z[..., : self.flat.n], batch.data["x"]
-        if torch.compiler.is_compiling():  # which follows torch.func
-            outputs, vjp = torch.func.vjp(lambda v: self.flat(v, x), weights)  # type: ignore[misc]
-            pullback: Callable[[Tensor], Tensor] = lambda g: vjp(g)[0]
-        else:
-            outputs, pullback = self.flat.with_pullback(weights, x)
+        outputs, pullback = self.flat.with_pullback(weights, x)
         # each line is one call where it can be: on small models calls are what a step costs
         h, w, p = self._one_score(outputs), batch.w, self._p
         a, b, alpha = z[..., -3:].split(1, dim=-1)

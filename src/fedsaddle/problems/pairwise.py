@@ -20,6 +20,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from itertools import starmap
 from typing import ClassVar, Literal, NamedTuple, Self
 
@@ -35,6 +36,7 @@ from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.problem import Batch, Data, ModelProblem
 from fedsaddle.problems.pairs import SCORE_LOSSES, ContrastiveLoss, PairLoss
 
+Pullback = Callable[[Tensor], Tensor] | None  # None: no derivatives were asked for
 _LOSS = Literal["square", "squared_hinge", "logistic", "sigmoid", "barrier_hinge", "q_norm_hinge"]
 
 
@@ -86,8 +88,10 @@ class Pairwise(ModelProblem):
     @abstractmethod
     def sides(self, data: Data) -> tuple[Tensor, Tensor]: ...
 
-    def represent(self, z: Tensor, batch: Batch) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """h(w; z) of every sample [..., S, B, k], and what takes its cotangent to that of w [..., S, d]."""
+    def represent(self, z: Tensor, batch: Batch, derived: bool = True) -> tuple[Tensor, Pullback]:
+        """h(w; z) of every sample [..., S, B, k], and what takes its cotangent to that of w [..., S, d] if derived."""
+        if not derived:
+            return self.outputs(z, batch.data["x"]).to(z.dtype), None
         outputs, pullback = self.flat.with_pullback(z, batch.data["x"])
         # scores and losses are in the run's precision, whatever the model computes in
         return outputs.to(z.dtype), lambda g: pullback(g.to(outputs.dtype))
@@ -161,7 +165,7 @@ class PairwiseAUC(Pairwise):
                 )
         _ = self.psi  # refuses what the loss refuses
 
-    @property
+    @cached_property  # the compiler finds it made
     def psi(self) -> PairLoss:
         kind = SCORE_LOSSES[self.loss]
         return kind(**{f.name: getattr(self, f.name) for f in fields(kind)})
@@ -259,7 +263,7 @@ class Contrastive(Pairwise):
             )
         _ = self.psi
 
-    @property
+    @cached_property
     def psi(self) -> PairLoss:
         return ContrastiveLoss(self.margin)
 
@@ -271,10 +275,11 @@ class Contrastive(Pairwise):
         everything = torch.ones_like(data["y"], dtype=torch.bool)
         return everything, everything
 
-    def represent(self, z: Tensor, batch: Batch) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        outputs, pullback = super().represent(z, batch)
+    def represent(self, z: Tensor, batch: Batch, derived: bool = True) -> tuple[Tensor, Pullback]:
+        outputs, pullback = super().represent(z, batch, derived)
         classes = batch.data["y"].to(outputs).unsqueeze(-1).expand(*outputs.shape[:-1], 1)
-        return torch.cat([outputs, classes], dim=-1), lambda g: pullback(g[..., :-1].contiguous())
+        both = torch.cat([outputs, classes], dim=-1)
+        return both, pullback and (lambda g: pullback(g[..., :-1].contiguous()))
 
     def scores(self, z: Tensor, x: Tensor) -> Tensor:
         """The first coordinate, which is no score; here so that a model can be tried on data."""
