@@ -10,6 +10,7 @@ client's first side, followed by B of its second.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -156,13 +157,12 @@ class Cohort:
         draw: Callable[..., Any] = minibatches if self.sides is not None else rows_of_steps
         if self.compile:
             device = self.ids.device.type
-            run, block = compiled(local_steps, device), self._unrolled(steps)
-            for v in self._data.values():  # not compiled anew for other data of the same kind
-                torch._dynamo.maybe_mark_dynamic(v, 0)
+            run, block = self._compiled_steps(), self._unrolled(steps)
             if device != "cuda":  # Triton takes a 64-bit constant for a 32-bit one
                 draw = compiled(draw, device)
         ids, first, sizes, key = self._distinct()
-        at_once = max(1, _INDICES_AT_ONCE // (ids.numel() * size * block)) * block
+        most = max(1, _INDICES_AT_ONCE // (ids.numel() * size * block)) * block
+        at_once = -(-steps // (-(-steps // most) * block)) * block  # about equally many each time
         if later is not None:
             assert self.sides is None
             self._drawn, later = 0, later.squeeze(-1).long()
@@ -170,19 +170,22 @@ class Cohort:
         begin, end = self._drawn, self._drawn + steps
         outputs: list[Any] = []
         for start in range(begin, end, at_once):
-            # a tensor, not a range: one compiled version draws for all of them
-            todo = torch.arange(start, min(start + at_once, end), device=ids.device)
+            # a tensor, not a range, and always as long: one compiled version draws for all of them
+            todo = torch.arange(start, start + at_once, device=ids.device)
             if self.sides is not None:
                 rows, places, w = self._pairs(draw, todo, size, sampling)
                 rows, w = rows + first.unsqueeze(-1), w.to(self._like)
             else:
                 how = self._batching, later, first, self._like.dtype, numbered
                 rows, w, places = draw(key, todo, ids, sizes, *how)
-            for t in range(0, len(todo), block):
+            # a compiled step would look a number up again for each replica that shares it
+            numbers = self._numbers(rows) if self.compile and not rows.is_cuda else {}
+            for t in range(0, min(at_once, end - start), block):
                 of, now = slice(t, t + block), slice(start - begin + t, start - begin + t + block)
                 some = tree_map(lambda v, now=now: v[..., now, :], inputs)
                 at = None if places is None else places[of]
-                carry, made = run(step, self._gathered, carry, rows[of], w, at, some)
+                known = {k: v[of] for k, v in numbers.items()}
+                carry, made = run(step, self._gathered, carry, rows[of], w, at, some, known)
                 outputs += made
         self._drawn = end
         return carry if inputs is None else (carry, tree_map(lambda *v: torch.cat(v, dim=-1), *outputs))
@@ -211,6 +214,11 @@ class Cohort:
             places.movedim(1, -2).flatten(-2),
             w.movedim(0, -2).flatten(-2),
         )
+
+    def _compiled_steps(self) -> Callable[..., Any]:
+        for v in self._data.values():  # not compiled anew for other data of the same kind
+            torch._dynamo.maybe_mark_dynamic(v, 0)
+        return compiled(local_steps, self.ids.device.type)
 
     def _unrolled(self, steps: int) -> int:
         """How many steps are compiled as one: calling compiled code costs as much as several steps of a small model."""
@@ -255,12 +263,24 @@ class Cohort:
         inputs = [self.ids, self._first, self.sizes, self._key]
         return inputs if self._alike == 1 else [v[:: self._alike] for v in inputs]
 
-    def _gathered(self, rows: Tensor, w: Tensor, places: Tensor | None = None) -> Batch:
-        """The batch of these rows [..., S, B]. What replicas share is a view: fields [R/alike, alike, S, B, ...]."""
+    def _numbers(self, rows: Tensor) -> Data:
+        """The fields of which a sample has one number, such as labels, of these rows [T, ..., S, B]."""
         flat = rows.reshape(-1)
-        taken = {k: v.index_select(0, flat) for k, v in self._data.items()}
+        return {k: v.index_select(0, flat).view(rows.shape) for k, v in self._data.items() if v.ndim == 1}
+
+    def _gathered(
+        self, rows: Tensor, w: Tensor, places: Tensor | None = None, known: Data | None = None
+    ) -> Batch:
+        """The batch of these rows [..., S, B]. What replicas share is a view: fields [R/alike, alike, S, B, ...].
+
+        Fields that are `known` are not looked up.
+        """
+        flat, known = rows.reshape(-1), known or {}
+        taken = {k: known[k] if k in known else v.index_select(0, flat) for k, v in self._data.items()}
         data = {
-            k: (v.to(self._like.dtype) if v.is_floating_point() else v).view(*rows.shape, *v.shape[1:])
+            k: (v.to(self._like.dtype) if v.is_floating_point() else v).view(
+                *rows.shape, *self._data[k].shape[1:]
+            )
             for k, v in taken.items()
         }
         if self._alike == 1:
@@ -319,19 +339,27 @@ class Cohort:
 
     def full_field(self, z: Tensor) -> Tensor:
         """Saddle field over all local samples: [S, d]."""
-        total = torch.zeros_like(z)
+        total, whole = torch.zeros_like(z), self._shared_by_all()
         if not self.compile or z.is_cuda:
-            return sum((self.field(z, batch) for batch in self.everything()), total)
+            return sum((whole.field(z, batch) for batch in whole.everything()), total)
 
         def step(total: Tensor, batch: Batch) -> Tensor:
-            return total + self.field(z, batch)
+            return total + whole.field(z, batch)
 
-        run = compiled(local_steps, "cpu")
+        run = self._compiled_steps()
         # pieces of few lengths, filled up with rows that weigh 0: each length is compiled
         length = min(self._piece, 1 << (self._longest - 1).bit_length())
-        for rows, w, _ in self._rows(length, filled=True):
-            total, _ = run(step, self._gathered, total, rows.unsqueeze(0), w, None, None)
+        for rows, w, _ in whole._rows(length, filled=True):
+            total, _ = run(step, whole._gathered, total, rows.unsqueeze(0), w, None, None)
         return total
+
+    def _shared_by_all(self) -> Cohort:
+        """This cohort for going over all samples: replicas of any seeds share them if they have the same clients."""
+        if self.ids.ndim == 1 or self.ids.is_cuda or (self.ids != self.ids[0]).any():
+            return self
+        whole = copy.copy(self)
+        whole._alike = len(self.ids)
+        return whole
 
     def full_mean(self, function: Callable[[Data], Tensor]) -> Tensor:
         """Mean over all local samples of a per-sample function, data -> [S, B]: [S, 1]."""
@@ -413,11 +441,13 @@ def local_steps(
     w: Tensor,
     places: Tensor | None,
     inputs: Any,
+    known: Data | None = None,
 ) -> tuple[Any, list[Any]]:
     """One local step for each of rows [T, ..., S, B]: the new carry, and each step's output where there are inputs."""
     outputs: list[Any] = []
     for t in range(len(rows)):
-        batch = gathered(rows[t], w, None if places is None else places[t])
+        now = {k: v[t] for k, v in (known or {}).items()}
+        batch = gathered(rows[t], w, None if places is None else places[t], now)
         if inputs is None:
             carry = step(carry, batch)
         else:

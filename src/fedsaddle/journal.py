@@ -238,7 +238,11 @@ def finish(
     for c in left.values():
         by_data.setdefault(Federations.key(c), {}).setdefault(_shape(c), []).append(c)
     if jobs > 1 and left:
-        most = min(together, -(-len(left) // (2 * jobs)))  # no process stands idle long
+        shapes = sum(map(len, by_data.values()))
+        # no process stands idle long; runs of one shape cost alike, so that each process has one share of them
+        most = -(-len(left) // (jobs if shapes == 1 else 2 * jobs))
+        seeds = len({c.tree["train"]["seed"] for c in left.values()})
+        most = min(together, -(-most // seeds) * seeds)  # equally many of each seed share their minibatches
         if next(iter(left.values())).tree["train"]["device"].startswith("cuda"):
             most = together  # processes share the GPU, where a run alone costs as much as many together
         alike = [a for by_shape in by_data.values() for a in by_shape.values()]

@@ -131,13 +131,6 @@ class AUC(ModelProblem):
 
     def field(self, z: Tensor, batch: Batch) -> Tensor:
         """As `Problem.field`; derivatives by h, a, b and alpha are written out, which halves the cost on small models."""
-        # on a CPU the compiler does that itself; on a GPU it would write gradients by a, b and alpha as long as z
-        if torch.compiler.is_compiling() and not z.is_cuda:
-            F = super().field(z, batch)
-            if self.dual == "margin":
-                share = batch.w.sum(-1, keepdim=True)
-                F = torch.cat([F[..., :-1], self._margin_step(z) * share], dim=-1)
-            return F
         weights, x = z[..., : self.flat.n], batch.data["x"]
         outputs, pullback = self.flat.with_pullback(weights, x)
         # each line is one call where it can be: on small models calls are what a step costs
