@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 import fedsaddle as fs
-from fedsaddle import cohort
-from fedsaddle.convolution import group_norm, matrix_convolutions, max_pool, patches_times_kernels
+from fedsaddle import cohort, convolution, flat
+from fedsaddle.convolution import conv2d, group_norm, matrix_convolutions, max_pool
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.flat import FlatModel
 from fedsaddle.models import CNN, ResNet18, _Residual
 from fedsaddle.problem import Batch
 
@@ -191,10 +192,10 @@ def test_refusals(federation: fs.Federation, option: str, value: object) -> None
     ("channels", "out", "kernel", "stride", "padding"),
     [(3, 5, 3, 1, 0), (4, 2, 3, 2, 1), (3, 4, 1, 2, 0), (2, 3, (3, 1), (1, 2), (1, 0))],
 )
-def test_patches_times_kernels_is_a_convolution(channels, out, kernel, stride, padding) -> None:
+def test_patches_times_kernels_are_a_convolution(channels, out, kernel, stride, padding) -> None:
     conv = nn.Conv2d(channels, out, kernel, stride=stride, padding=padding).double()
     x = torch.randn(2, channels, 9, 8, dtype=torch.float64)
-    y = patches_times_kernels(x, conv.weight, conv.bias, stride, padding)
+    y = conv2d(x, conv.weight, conv.bias, stride, padding)
     torch.testing.assert_close(y, conv(x), rtol=0, atol=1e-12)
     with matrix_convolutions():
         torch.testing.assert_close(conv(x), y, rtol=0, atol=0)
@@ -251,10 +252,47 @@ def test_max_pool_as_comparisons(shape: tuple[int, ...], size: tuple[int, int]) 
     x = torch.randint(0, 3, shape, dtype=torch.float64)
     x[0, 0, 0, 0] = x[0, 0, 5, 5] = float("nan")
     x.requires_grad_()
-    ours, theirs = max_pool(x, *size), nn.functional.max_pool2d(x, size)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
-    g = torch.randn_like(ours)
-    assert torch.equal(*(torch.autograd.grad(y, x, g)[0] for y in (ours, theirs)))
+    theirs = nn.functional.max_pool2d(x, size)
+    g = torch.randn_like(theirs)
+    for way in (max_pool, convolution._picked):  # eager, and for the compiler
+        ours = way(x.movedim(1, -1), *size).movedim(-1, 1)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(*(torch.autograd.grad(y, x, g, retain_graph=True)[0] for y in (ours, theirs)))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        CNN(3, 19, width=4),
+        nn.Sequential(
+            nn.Conv2d(3, 4, (3, 1), (1, 2), (1, 0)), nn.Tanh(), nn.MaxPool2d((2, 3)), nn.Conv2d(4, 5, 1, bias=False),
+            nn.Flatten(), nn.Linear(135, 2),
+        ),
+    ],
+    ids=["cnn", "uneven"],
+)  # fmt: skip
+def test_images_with_channels_last_as_on_a_gpu(module: nn.Module, compiled: bool) -> None:
+    """The layers of a stack on [S, B, H, W, C]: outputs and derivatives as on a CPU; nothing for the compiler to break."""
+    model = FlatModel(module.double())
+    assert model._channels_last
+    w, x = model.initial + torch.rand(3, model.n).double(), torch.randn(3, 2, 3, 19, 19).double()
+
+    def derived(channels_last: bool, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def outputs(w: torch.Tensor) -> torch.Tensor:
+            return flat._run(model._layers, iter(w.split(model.sizes, dim=-1)), x, channels_last)
+
+        out, pullback = torch.func.vjp(outputs, w)
+        return out, pullback(out)[0]
+
+    run = torch.compile(derived, backend="aot_eager", fullgraph=True) if compiled else derived
+    for ours, theirs in zip(run(True, w), derived(False, w), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_stacks_that_run_under_vmap_on_a_gpu() -> None:
+    for layer in (nn.GroupNorm(1, 4), nn.AvgPool2d(2), nn.MaxPool2d(3, 2), nn.Conv2d(4, 4, 3, dilation=2)):
+        assert not FlatModel(nn.Sequential(nn.Conv2d(3, 4, 3), layer, nn.Flatten()))._channels_last
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""Convolutions of stacked clients as matrix products.
+"""Convolutions of stacked clients as matrix products, and the layers beside them; images are channels last.
 
-Under vmap every client has its own kernels, and a convolution becomes a grouped one, for which libraries are slow. Written
-as patches times kernels (im2col) it becomes one batched matrix product. `matrix_convolutions` replaces `conv2d` while a
-module runs, so a user's nn.Conv2d gets this without being rewritten.
+Every client has its own kernels, so under vmap a convolution becomes a grouped one, for which libraries are slow. Written
+as patches times kernels (im2col) it becomes one batched matrix product (`convolved`). `matrix_convolutions` replaces
+`conv2d` while a module runs under vmap, so a user's nn.Conv2d gets this without being rewritten.
 
 In bfloat16 on an NVIDIA GPU (Ampere or newer) the product reads its patches where they lie (`kernels.py`). Patches are made
 where that does not apply: without Triton, in another precision, with unequal strides or paddings, when the output channels
@@ -27,44 +27,44 @@ if torch.version.cuda and find_spec("triton"):
 else:
     in_place = None  # type: ignore[assignment]
 
+Pair = tuple[int, int]
+
 _FEW = 64  # numbers in a patch, up to which making patches costs less than 16 channels for each pixel of it
 
 
-def patches_times_kernels(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor | None:
-    """conv2d as a matrix product, channels last: x [B, C, H, W] -> [B, O, H', W']; None where that form does not apply."""
-    if groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str) or x.ndim != 4:
-        return None
+def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+    """Convolutions of stacked clients: x [S, B, H, W, C], weight [S, O, k_h, k_w, C], bias [S, O] -> [S, B, H', W', O]."""
     if torch.is_autocast_enabled(x.device.type):  # before patches are made, which are many times larger
         low = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(low), weight.to(low)
-    (s_h, s_w), (p_h, p_w) = _pair(stride), _pair(padding)
-    k_h, k_w = weight.shape[2:]
-    plain = (k_h, k_w, s_h, s_w) == (1, 1, 1, 1)  # a matrix product as it stands
-    few = weight[0].numel() <= _FEW
-    if not plain and not few and s_h == s_w and p_h == p_w and _readable(x, weight):
-        y = _without_patches(x, weight, s_h, p_h)
-        return y if bias is None else y + bias.to(y.dtype)[:, None, None]
-    x = x.permute(0, 2, 3, 1)  # [B, H, W, C]
+    plain = (*weight.shape[2:4], *stride) == (1, 1, 1, 1)  # a matrix product as it stands
+    even = stride[0] == stride[1] and padding[0] == padding[1]
+    if even and not plain and weight[0, 0].numel() > _FEW and _readable(x, weight):
+        if missing := -x.shape[-1] % 16:  # tensor cores take 16 channels at a time
+            x, weight = functional.pad(x, (0, missing)), functional.pad(weight, (0, missing))
+        y: Tensor = in_place.convolve(x, weight, stride[0], padding[0])
+    else:
+        y = _patches_times_kernels(x, weight, stride, padding)
+    return y if bias is None else y + bias.to(y.dtype)[:, None, None, None]
+
+
+def _patches_times_kernels(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
+    (k_h, k_w), (s_h, s_w), (p_h, p_w) = weight.shape[2:4], stride, padding
+    kernels = weight.flatten(2)  # [S, O, k_h k_w C]
     if p_h or p_w:
         x = functional.pad(x, (0, 0, p_w, p_w, p_h, p_h))
-    kernels = weight.permute(0, 2, 3, 1).flatten(1)  # [O, k_h k_w C]
     if (k_h, k_w) == (1, 1):
-        patches = x[:, ::s_h, ::s_w]
+        patches = x[:, :, ::s_h, ::s_w]
     elif (
         torch.compiler.is_compiling()
     ):  # shifted copies: their backward is a fused sum, that of unfold a slow scatter
-        h, w = (x.shape[1] - k_h) // s_h, (x.shape[2] - k_w) // s_w
+        h, w = (x.shape[2] - k_h) // s_h, (x.shape[3] - k_w) // s_w
         # row by row: the compiler fuses a concatenation of few pieces, and copies one of nine in nine kernels
         rows = [
-            torch.cat([x[:, i : i + h * s_h + 1 : s_h, j : j + w * s_w + 1 : s_w] for j in range(k_w)], -1)
+            torch.cat(
+                [x[:, :, i : i + h * s_h + 1 : s_h, j : j + w * s_w + 1 : s_w] for j in range(k_w)],
+                -1,
+            )
             for i in range(k_h)
         ]
         if _low(x) and (missing := -kernels.shape[-1] % 8):  # tensor cores take 8 numbers at a time
@@ -72,17 +72,18 @@ def patches_times_kernels(
             kernels = functional.pad(kernels, (0, missing))
         patches = torch.cat(rows, dim=-1)
     else:
-        windows = x.unfold(1, k_h, s_h).unfold(2, k_w, s_w)  # [B, H', W', C, k_h, k_w], a view
-        patches = windows.permute(0, 1, 2, 4, 5, 3).flatten(
-            3
+        windows = x.unfold(2, k_h, s_h).unfold(3, k_w, s_w)  # [S, B, H', W', C, k_h, k_w], a view
+        patches = windows.permute(0, 1, 2, 3, 5, 6, 4).flatten(
+            4
         )  # channels innermost: copied in contiguous pieces
-    y = patches @ kernels.mT
-    return (y if bias is None else y + bias).permute(0, 3, 1, 2)
+    y = patches.flatten(1, 3) @ kernels.mT
+    return y.view(*patches.shape[:4], -1)
 
 
 def _readable(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernels apply to x [B, C, H, W] and weight [O, C, k_h, k_w]."""
-    fits = weight.shape[0] % 16 == 0 and x[:, 0].numel() * max(16, *weight.shape[:2]) < 1 << 31
+    """Whether the kernels apply to x [S, B, H, W, C] and weight [S, O, k_h, k_w, C]."""
+    O, C = weight.shape[1], weight.shape[-1]
+    fits = O % 16 == 0 and x[0, ..., 0].numel() * max(16, O, C) < 1 << 31
     return _low(x) and fits and in_place.available()
 
 
@@ -90,11 +91,22 @@ def _low(x: Tensor) -> bool:
     return in_place is not None and x.is_cuda and x.dtype == torch.bfloat16
 
 
-def _without_patches(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    x, weight = x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)  # channels last
-    if missing := -x.shape[-1] % 16:  # tensor cores take 16 channels at a time
-        x, weight = functional.pad(x, (0, missing)), functional.pad(weight, (0, missing))
-    y: Tensor = in_place.convolve(x.unsqueeze(0), weight.unsqueeze(0), stride, padding)
+def plain_convolution(
+    stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> tuple[Pair, Pair] | None:
+    """Stride and padding of a convolution that `convolved` computes; None of any other."""
+    if groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str):
+        return None
+    return _pair(stride), _pair(padding)
+
+
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *how: Any, **named: Any) -> Tensor | None:
+    """functional.conv2d by `convolved`: x [B, C, H, W] -> [B, O, H', W']; None where that does not apply."""
+    plain = plain_convolution(*how, **named)
+    if plain is None or x.ndim != 4:
+        return None
+    stacked = x.permute(0, 2, 3, 1).unsqueeze(0), weight.permute(0, 2, 3, 1).unsqueeze(0)
+    y = convolved(*stacked, None if bias is None else bias.unsqueeze(0), *plain)
     return y.squeeze(0).permute(0, 3, 1, 2)
 
 
@@ -120,40 +132,58 @@ def group_norm(
 
 
 def max_pool(x: Tensor, k_h: int, k_w: int) -> Tensor:
-    """functional.max_pool2d of x [..., H, W] over windows side by side: the first of equals, and NaN above all."""
-    h, w = x.shape[-2] // k_h, x.shape[-1] // k_w
-    x = x[..., : h * k_h, : w * k_w].unflatten(-1, (w, k_w)).unflatten(-3, (h, k_h))  # [..., h, k_h, w, k_w]
-    first, *others = [x[..., i, :, j] for i in range(k_h) for j in range(k_w)]
-    for other in others:
-        first = torch.where((other > first) | other.isnan(), other, first)
-    return first
+    """The largest pixels of x [..., H, W, C] in windows side by side, as functional.max_pool2d: the first of equals, NaN.
+
+    Under the compiler the pixel of a window is found by comparisons and then picked, so that its derivative, too, is a map
+    of single pixels.
+    """
+    if not torch.compiler.is_compiling():
+        images = functional.max_pool2d(x.flatten(0, -4).permute(0, 3, 1, 2), (k_h, k_w))
+        pooled = images.permute(0, 2, 3, 1)
+        return pooled.reshape(*x.shape[:-3], *pooled.shape[1:])
+    return _picked(x, k_h, k_w)
 
 
-def _windows(
+def _picked(x: Tensor, k_h: int, k_w: int) -> Tensor:
+    h, w = x.shape[-3] // k_h, x.shape[-2] // k_w
+    x = (
+        x[..., : h * k_h, : w * k_w, :].unflatten(-2, (w, k_w)).unflatten(-4, (h, k_h))
+    )  # [..., h, k_h, w, k_w, C]
+    largest = x[..., 0, :, 0, :]
+    place = torch.zeros_like(largest, dtype=torch.int32)
+    for k in range(1, k_h * k_w):
+        pixel = x[..., k // k_w, :, k % k_w, :]
+        larger = (pixel > largest) | pixel.isnan()
+        largest, place = torch.where(larger, pixel, largest), torch.where(larger, k, place)
+    places = torch.arange(k_h * k_w, device=x.device, dtype=torch.int32).view(k_h, 1, k_w, 1)
+    return torch.where(place.unsqueeze(-2).unsqueeze(-4) == places, x, 0.0).sum((-4, -2))
+
+
+def windows(
     kernel_size: Any,
     stride: Any = None,
     padding: Any = 0,
     dilation: Any = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> tuple[int, int] | None:
-    """The windows of a pooling whose windows lie side by side; None of any other."""
+) -> Pair | None:
+    """The windows of a pooling that `max_pool` computes, side by side; None of any other."""
     size = _pair(kernel_size)
     beside = not stride or _pair(stride) == size
     simple = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
     return size if beside and simple and size[0] * size[1] <= 9 else None
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def _pair(value: Any) -> Pair:
     return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
 class matrix_convolutions(TorchFunctionMode):
-    """While active, conv2d is computed by `patches_times_kernels` where that applies, and the layers beside it to suit."""
+    """While active, conv2d is computed by `convolved` where that applies, and the layers beside it to suit."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (functional.conv2d, torch.conv2d):
-            y = patches_times_kernels(*args, **(kwargs or {}))
+            y = conv2d(*args, **(kwargs or {}))
             if y is not None:
                 return y
         if (
@@ -164,9 +194,9 @@ class matrix_convolutions(TorchFunctionMode):
         ):
             return group_norm(*args, **(kwargs or {}))
         if func in (functional.max_pool2d, torch.max_pool2d) and torch.compiler.is_compiling():
-            windows = _windows(*args[1:], **(kwargs or {}))
-            if windows is not None:
-                return max_pool(args[0], *windows)
+            size = windows(*args[1:], **(kwargs or {}))
+            if size is not None:
+                return max_pool(args[0].movedim(-3, -1), *size).movedim(-1, -3)
         if func is functional.adaptive_avg_pool2d and args[1:] in ((1,), ((1, 1),)):
             return args[0].mean((-2, -1), keepdim=True)
         return func(*args, **(kwargs or {}))

@@ -2,7 +2,8 @@
 
 A user's module runs under vmap, whatever it is. A plain stack of layers (nn.Sequential of dense layers, convolutions,
 poolings, group norms and element-wise functions) is called layer by layer instead, which is faster: vmap costs more than the
-mathematics of a small model, and gives convolutions and poolings a layout that is slow on a CPU.
+mathematics of a small model, and gives convolutions and poolings a layout that is slow. On a GPU a stack with group norms or
+other poolings than the largest of windows side by side runs under vmap.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fedsaddle import models
-from fedsaddle.convolution import matrix_convolutions
+from fedsaddle.convolution import convolved, matrix_convolutions, max_pool, plain_convolution, windows
 
 
 class ModuleAt(NamedTuple):
@@ -70,6 +71,7 @@ class FlatModel:
         self._on_images = any(isinstance(layer, _ON_IMAGES) for layer in self._layers or ())
         kinds = [type(layer) for layer in self._layers or ()]
         linear = kinds.index(nn.Linear) if nn.Linear in kinds else len(kinds)
+        self._channels_last = all(map(_on_pixels, self._layers or ()))
         self._flattens = self._on_images or nn.Flatten in kinds[:linear]
 
     @property
@@ -116,10 +118,10 @@ class FlatModel:
             out = self._one(w.reshape(-1), x.reshape(x.shape[len(lead) :])).unsqueeze(0)
         else:
             w, x = w.reshape(-1, self.n), x.reshape(-1, *x.shape[len(lead) :])
-            if self._layers is None or not layered or (self._on_images and w.is_cuda):
+            if self._layers is None or not layered or (w.is_cuda and not self._channels_last):
                 out = vmap(self._matrix if w.is_cuda else self._one)(w, x)
             else:
-                out = _run(self._layers, iter(w.split(self.sizes, dim=-1)), x)
+                out = _run(self._layers, iter(w.split(self.sizes, dim=-1)), x, w.is_cuda)
         if out.ndim == 2:  # a module that returns [B] has one output
             out = out.unsqueeze(-1)
         return out.reshape(*lead, *out.shape[1:])
@@ -257,11 +259,26 @@ def _known(layer: nn.Module) -> bool:
     return type(layer) in (nn.Linear, models.Images, *_POOLING, *_ELEMENTWISE)
 
 
-def _run(layers: Sequence[nn.Module], parts: Iterator[Tensor], x: Tensor) -> Tensor:
+def _on_pixels(layer: nn.Module) -> bool:
+    """Whether `_run` knows a layer that it knows also on images [S, B, H, W, C]."""
+    if isinstance(layer, nn.Conv2d):
+        return plain_convolution(layer.stride, layer.padding, layer.dilation) is not None
+    if isinstance(layer, nn.MaxPool2d):
+        return _windows(layer) is not None
+    return not isinstance(layer, _ON_IMAGES)
+
+
+def _windows(pool: nn.MaxPool2d) -> tuple[int, int] | None:
+    return windows(pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
+
+
+def _run(
+    layers: Sequence[nn.Module], parts: Iterator[Tensor], x: Tensor, channels_last: bool = False
+) -> Tensor:
     """Call layers on all clients' samples at once, each client with its own parameters.
 
-    Vectors are batched matrix products. Images of S clients are one image of S times the channels, channels last in
-    memory, on which a convolution has S groups.
+    Vectors are batched matrix products. Images of S clients are [S, B, H, W, C] if channels_last, as suits a GPU, else one
+    image of S times the channels, channels last in memory, on which a convolution has S groups.
 
     Args:
         parts: weight and bias of each layer in turn, [S, k].
@@ -270,12 +287,26 @@ def _run(layers: Sequence[nn.Module], parts: Iterator[Tensor], x: Tensor) -> Ten
     S, images = len(x), False
     for layer in layers:
         if isinstance(layer, _ON_IMAGES) and not images:
-            x, images = x.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2), True  # [B, S C, H, W]
+            x = (
+                x.permute(0, 1, 3, 4, 2)
+                if channels_last
+                else x.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
+            )
+            images = True
         if isinstance(layer, nn.Linear):
             weight = next(parts).view(-1, layer.out_features, layer.in_features)
             # W x' rather than x W': faster for a few outputs, and never slower
             plain = layer.bias is None
             x = (weight @ x.mT if plain else torch.baddbmm(next(parts).unsqueeze(-1), weight, x.mT)).mT
+        elif isinstance(layer, nn.Conv2d) and channels_last:
+            weight = next(parts).view(S, *layer.weight.shape).permute(0, 1, 3, 4, 2)
+            how = plain_convolution(layer.stride, layer.padding, layer.dilation)
+            assert how is not None
+            x = convolved(x, weight, next(parts) if layer.bias is not None else None, *how)
+        elif isinstance(layer, nn.MaxPool2d) and channels_last:
+            size = _windows(layer)
+            assert size is not None
+            x = max_pool(x, *size)
         elif isinstance(layer, nn.Conv2d):
             weight = next(parts).reshape(-1, *layer.weight.shape[1:])  # [S O, C, h, w]
             bias = next(parts).flatten() if layer.bias is not None else None
@@ -286,8 +317,9 @@ def _run(layers: Sequence[nn.Module], parts: Iterator[Tensor], x: Tensor) -> Ten
         elif isinstance(layer, models.Images):
             x = x.unsqueeze(2) if x.ndim == 4 else x
         elif isinstance(layer, nn.Flatten):
-            x = x.unflatten(1, (S, -1)).transpose(0, 1).flatten(2) if images else x.flatten(2)
-            images = False
+            if images:  # [S, B, C, H, W]
+                x = x.movedim(-1, 2) if channels_last else x.unflatten(1, (S, -1)).transpose(0, 1)
+            x, images = x.flatten(2), False
         else:  # element-wise, or pooling, which goes channel by channel
             x = layer(x)
     return x
