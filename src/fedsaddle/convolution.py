@@ -6,10 +6,9 @@ as patches times kernels (im2col) it becomes one batched matrix product (`convol
 
 In bfloat16 on an NVIDIA GPU (Ampere or newer) the product reads its patches where they lie (`kernels.py`). Patches are made
 where that does not apply: without Triton, in another precision, with unequal strides or paddings, when the output channels
-are no multiple of 16, and from 2^31 numbers a client on; and where they are small, as of images in colour. A 1x1 convolution
-needs neither. Under the compiler `group_norm` in bfloat16 is written as sums over pixels and one element-wise map, and
-`max_pool` as comparisons, which are fused with the layers around them. The mean over all pixels is a plain mean: adaptive
-pooling of such images has no batching rule.
+are no multiple of 16, and from 2^31 numbers a client on; a 1x1 convolution needs neither. Under the compiler `group_norm` in
+bfloat16 is written as sums over pixels and one element-wise map, and `max_pool` as comparisons, which are fused with the
+layers around them. The mean over all pixels is a plain mean: adaptive pooling of such images has no batching rule.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ else:
 
 Pair = tuple[int, int]
 
-_FEW = 64  # numbers in a patch, up to which making patches costs less than 16 channels for each pixel of it
-
 
 def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """Convolutions of stacked clients: x [S, B, H, W, C], weight [S, O, k_h, k_w, C], bias [S, O] -> [S, B, H', W', O]."""
@@ -39,7 +36,7 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padd
         x, weight = x.to(low), weight.to(low)
     plain = (*weight.shape[2:4], *stride) == (1, 1, 1, 1)  # a matrix product as it stands
     even = stride[0] == stride[1] and padding[0] == padding[1]
-    if even and not plain and weight[0, 0].numel() > _FEW and _readable(x, weight):
+    if even and not plain and _readable(x, weight):
         if missing := -x.shape[-1] % 16:  # tensor cores take 16 channels at a time
             x, weight = functional.pad(x, (0, missing)), functional.pad(weight, (0, missing))
         y: Tensor = in_place.convolve(x, weight, stride[0], padding[0])
@@ -67,9 +64,6 @@ def _patches_times_kernels(x: Tensor, weight: Tensor, stride: Pair, padding: Pai
             )
             for i in range(k_h)
         ]
-        if _low(x) and (missing := -kernels.shape[-1] % 8):  # tensor cores take 8 numbers at a time
-            rows.append(x.new_zeros(*rows[0].shape[:-1], missing))
-            kernels = functional.pad(kernels, (0, missing))
         patches = torch.cat(rows, dim=-1)
     else:
         windows = x.unfold(2, k_h, s_h).unfold(3, k_w, s_w)  # [S, B, H', W', C, k_h, k_w], a view

@@ -18,7 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_PROGRAMS = 360  # of the derivative by w, at least: they keep the card busy
+_PROGRAMS = (
+    360  # of the derivative by w, at least: they keep the card busy; four times as many where tiles are small
+)
 
 
 @triton.jit
@@ -146,7 +148,8 @@ def by_weights(x: Tensor, g: Tensor, k_h: int, k_w: int, stride: int, pad: int) 
     BO, BC = (next(k for k in (16, 32, 64, 128) if n <= k or k == 128) for n in (O, C))
     BM, rows = 128 // x.element_size(), B * HO * WO
     tiles = k_h * k_w * triton.cdiv(C, BC) * triton.cdiv(O, BO)
-    split = max(1, min(triton.cdiv(_PROGRAMS, tiles * S), rows // 512))
+    programs = _PROGRAMS * (4 if BO * BC <= 1024 else 1)
+    split = max(1, min(triton.cdiv(programs, tiles * S), rows // 512))
     part = triton.cdiv(triton.cdiv(rows, split), BM) * BM
     split = triton.cdiv(rows, part)
     out = x.new_empty(split, S, O, k_h, k_w, C, dtype=torch.float32)
