@@ -461,7 +461,7 @@ def compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
     """torch.compile of a function, one version for each shape; eager, with a warning, where there is no compiler."""
     if not _can_compile():
         return function
-    # one version for each shape, stage and algorithm of a process; past the limit the compiler gives up in silence
+    # one version for each shape and algorithm of a process; past the limit the compiler gives up in silence
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     # on a CPU kernels are short, and calling them one by one from Python would be a fifth of a round of a small model
     return torch.compile(function, dynamic=False, options={"cpp_wrapper": device == "cpu"})
