@@ -15,6 +15,7 @@ from fedsaddle.errors import FedsaddleError
 from fedsaddle.flat import FlatModel
 from fedsaddle.models import CNN, ResNet18, _Residual
 from fedsaddle.problem import Batch
+from fedsaddle.replicas import run_together
 
 SIZES = [9, 20, 4, 13, 30]
 
@@ -275,7 +276,7 @@ def test_max_pool_as_comparisons(shape: tuple[int, ...], size: tuple[int, int]) 
 def test_images_with_channels_last_as_on_a_gpu(module: nn.Module, compiled: bool) -> None:
     """The layers of a stack on [S, B, H, W, C]: outputs and derivatives as on a CPU; nothing for the compiler to break."""
     model = FlatModel(module.double())
-    assert model._channels_last
+    assert model._on_gpu
     w, x = model.initial + torch.rand(3, model.n).double(), torch.randn(3, 2, 3, 19, 19).double()
 
     def derived(channels_last: bool, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -292,7 +293,7 @@ def test_images_with_channels_last_as_on_a_gpu(module: nn.Module, compiled: bool
 
 def test_stacks_that_run_under_vmap_on_a_gpu() -> None:
     for layer in (nn.GroupNorm(1, 4), nn.AvgPool2d(2), nn.MaxPool2d(3, 2), nn.Conv2d(4, 4, 3, dilation=2)):
-        assert not FlatModel(nn.Sequential(nn.Conv2d(3, 4, 3), layer, nn.Flatten()))._channels_last
+        assert not FlatModel(nn.Sequential(nn.Conv2d(3, 4, 3), layer, nn.Flatten()))._on_gpu
 
 
 @pytest.mark.parametrize(
@@ -315,20 +316,39 @@ def test_poolings_under_the_compiler(options: dict) -> None:
     assert len(seen) == 1 and ("max_pool2d" in seen[0]) == bool(options)
 
 
-def test_stages_and_other_data_are_not_compiled_anew(federation: fs.Federation, monkeypatch) -> None:
-    """Steps are compiled for shapes of batches, not for a stage's step size or the number of all samples."""
+@pytest.fixture
+def traced(monkeypatch) -> None:
+    """Local steps are traced as for the compiler, and not made faster: in a fraction of the time."""
     torch._dynamo.reset()
-    traced = torch.compile(cohort.local_steps, dynamic=False, backend="eager")
-    monkeypatch.setattr(cohort, "compiled", lambda f, device: traced if f is cohort.local_steps else f)
+    steps = torch.compile(cohort.local_steps, dynamic=False, backend="eager", fullgraph=True)
+    monkeypatch.setattr(cohort, "compiled", lambda f, device: steps if f is cohort.local_steps else f)
+
+
+STAGES = dict(lr=0.05, local_steps=4, stage_rounds=2, lr_decay=0.5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "graphs"),
+    [
+        (fs.CODAPlus(gamma=0.1, **STAGES), 1),
+        (fs.CODASCA(gamma=0.1, **STAGES), 1),
+        (fs.CODASCA.as_published(gamma=0.1, **STAGES), 2),  # its first round is one step
+        (fs.RSPairwise(**STAGES), 2),  # the first round has scores alone
+    ],
+    ids=lambda a: type(a).__name__,
+)
+def test_stages_and_other_data_are_not_compiled_anew(
+    federation: fs.Federation, algorithm: fs.Algorithm, graphs: int, traced
+) -> None:
+    """Steps are compiled for shapes of batches, not for a stage's step size or the number of all samples."""
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    algorithm = fs.CODAPlus(lr=0.05, local_steps=4, gamma=0.1, stage_rounds=2, lr_decay=0.5)
     x, y = federation.data["x"].numpy(), federation.data["y"].numpy()
     fewer = fs.Federation.from_arrays(x[:-10], y[:-10], clients=np.repeat(np.arange(5), SIZES)[:-10])
     model = nn.Linear(6, 1)
     for data in (federation, fewer):
         plain, compiled = (
             fs.train(
-                fs.AUC(model, p=0.5),
+                fs.PairwiseAUC(model) if algorithm.pairwise else fs.AUC(model, p=0.5),
                 algorithm,
                 data,
                 rounds=6,
@@ -339,7 +359,64 @@ def test_stages_and_other_data_are_not_compiled_anew(federation: fs.Federation, 
             for how in (False, True)
         )
         np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-12)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == graphs
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_compiled_stages_with_the_proximal_steps_of_an_own_problem(
+    federation: fs.Federation, batch_size, traced
+) -> None:
+    def loss(x, y, sample):
+        return (sample["x"] @ x - 1 - y[0]) ** 2 / 2 - y[0] ** 2
+
+    problem = fs.Custom(loss, 6, 1, prox_x=lambda v, lr: v / (1 + lr), prox_y="box(-0.1, 0.1)")
+    plain, compiled = (
+        fs.train(
+            problem,
+            fs.CODAPlus(**STAGES),
+            federation,
+            rounds=4,
+            batch_size=batch_size,
+            dtype="float64",
+            compile=how,
+        ).z
+        for how in (False, True)
+    )
+    assert plain[:6].any()
+    np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        lambda lr: fs.CODASCA(gamma=0.1, **STAGES | {"lr": lr}),
+        lambda lr: fs.FFMDR(beta=2.0, lr=lr, epochs=2),
+        lambda lr: fs.FedNest(lr=lr, local_steps=3, inner_loops=2),
+        lambda lr: fs.RSPairwise(**STAGES | {"lr": lr}),
+    ],
+    ids=["codasca", "ffmdr", "fednest", "rs_pairwise"],
+)
+def test_compiled_replicas(federation: fs.Federation, algorithm, traced) -> None:
+    """Two step sizes with two seeds, which share minibatches, or all samples."""
+    model = nn.Linear(6, 1)
+
+    def start(lr: float, seed: int, compile: bool) -> fs.Run:
+        method = algorithm(lr)
+        problem = fs.PairwiseAUC(model, loss="square") if method.pairwise else fs.AUC(model)
+        return fs.train(
+            problem, method, federation, rounds=4, batch_size=5, dtype="float64", seed=seed, compile=compile
+        )
+
+    points = [(lr, seed) for seed in (0, 1) for lr in (0.05, 0.02)]
+    together = [start(*point, True) for point in points]
+    run_together(together)
+    for run, point in zip(together, points, strict=True):
+        np.testing.assert_allclose(run.z, start(*point, False).z, rtol=0, atol=1e-12)
+
+
+def test_a_loop_of_no_steps(federation: fs.Federation) -> None:
+    clients = Simulation(fs.AUC(nn.Linear(6, 1), p=0.5), federation, fs.Full(), batching=cohort.Batching(5))
+    assert not clients.cohort(range(5), 0).scan(lambda z, batch: z + 1, torch.zeros(1, 10), 0).any()
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -37,7 +37,7 @@ from fedsaddle.algorithms import (
     ScaffPD,
 )
 from fedsaddle.errors import Diverged, FedsaddleError
-from fedsaddle.replicas import run_all, run_together, stackable
+from fedsaddle.replicas import run_all, run_together, stack, stackable
 
 STAGES = dict(stage_rounds=3, lr_decay=0.5, gamma=0.1)
 POINTS = [(0.05, 0), (0.02, 0), (0.05, 7)]  # (lr, seed)
@@ -105,6 +105,13 @@ def _run(name: str, lr: float, seed: int, federation: fs.Federation, **options) 
         problem = fs.PartialAUC(model) if name == "fedxl2" else fs.PairwiseAUC(model)
     arguments = dict(rounds=8, batch_size=5, dtype="float64", seed=seed, eval_every=4) | options
     return fs.train(problem, CASES[name](lr), federation, **arguments)
+
+
+def test_what_a_problem_made_of_its_numbers_is_made_anew() -> None:
+    problems = [fs.PairwiseAUC(nn.Linear(2, 1), scale=scale) for scale in (0.1, 10.0)]
+    assert stack(problems, problems[0].real, torch.zeros(1)).psi.scale.flatten().tolist() == [
+        pytest.approx(0.1), 10.0
+    ]  # fmt: skip
 
 
 def test_every_algorithm_is_here() -> None:

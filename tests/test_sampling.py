@@ -80,7 +80,7 @@ def test_cohort_gathers_its_own_rows_whatever_it_draws_at_once(monkeypatch):
     clients = harness.connect(harness.ERM(harness._linear()), fed, batching=Batching(4))
     clients.begin(3)
     own = harness.clients_of(fed)
-    for at_once in (1, 60, 1 << 20):
+    for at_once in (1, 32, 60, 1 << 20):  # 32: four steps, and three of four that are drawn
         monkeypatch.setattr("fedsaddle.cohort._INDICES_AT_ONCE", at_once)
         seen = []
         clients.cohort(torch.tensor([5, 1]), phase=2).scan(

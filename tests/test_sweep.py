@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,34 @@ def test_processes_give_the_same_results_and_go_on_where_they_stopped() -> None:
     for a, b in zip(alone.rows, beside.rows, strict=True):
         for x, y in zip(a.runs, b.runs, strict=True):
             assert measured(x["metrics"]) == pytest.approx(measured(y["metrics"]), abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("points", "seeds", "jobs", "together", "sizes"),
+    [
+        (16, 3, 2, 64, [24, 24]),  # one share a process, 8 of each seed
+        (4, 3, 2, 64, [6, 6]),
+        (20, 3, 2, 16, [15, 15, 15, 15]),
+        (1, 8, 8, 64, [1] * 8),  # rather than idle processes
+        (2, 5, 8, 64, [2] * 5),
+        (9, 3, 8, 64, [4] * 6 + [3]),
+        (3, 4, 2, 2, [2] * 6),  # fewer at a time than seeds
+    ],
+)
+def test_shares_of_processes(points: int, seeds: int, jobs: int, together: int, sizes: list[int]) -> None:
+    runs = [
+        configs.Config({"train": {"seed": s, "device": "cpu"}, "point": p})
+        for s in range(seeds)
+        for p in range(points)
+    ]
+    shares = journal._shares([runs], together, jobs)
+    assert [len(share) for share in shares] == sizes
+    taken = [(c.tree["point"], c.tree["train"]["seed"]) for share in shares for c in share]
+    assert sorted(taken) == [(p, s) for p in range(points) for s in range(seeds)]
+    if sizes[0] % seeds == 0:
+        assert all(
+            len(set(Counter(c.tree["train"]["seed"] for c in share).values())) == 1 for share in shares
+        )
 
 
 def test_an_error_in_a_process_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

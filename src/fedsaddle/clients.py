@@ -65,8 +65,8 @@ class Once(NamedTuple):
 class Control(NamedTuple):
     """A number in a message that is control information, such as the round's step size, and is not counted.
 
-    A plain Python value may change a few times in a run, since a recorded or compiled work is made for its value; what
-    changes every round goes in a tensor.
+    A plain Python value may change a few times in a run, since a recorded or compiled work is made for its value (with
+    `Cohort.number` only a recorded one); what changes every round goes in a tensor.
     """
 
     value: Any  # on the clients' side the tensor itself: [1, 1], or one a replica [R, 1, 1]

@@ -162,7 +162,8 @@ class Cohort:
                 draw = compiled(draw, device)
         ids, first, sizes, key = self._distinct()
         most = max(1, _INDICES_AT_ONCE // (ids.numel() * size * block)) * block
-        at_once = -(-steps // (-(-steps // most) * block)) * block  # about equally many each time
+        times = max(1, -(-steps // most))
+        at_once = max(1, -(-steps // (times * block))) * block  # about equally many each time
         if later is not None:
             assert self.sides is None
             self._drawn, later = 0, later.squeeze(-1).long()
@@ -216,7 +217,10 @@ class Cohort:
         )
 
     def _compiled_steps(self) -> Callable[..., Any]:
-        for v in self._data.values():  # not compiled anew for other data of the same kind
+        self._data = {
+            k: v.view_as(v) for k, v in self._data.items()
+        }  # those outside may be the user's, and stay unmarked
+        for v in self._data.values():  # not compiled anew for more samples or fewer
             torch._dynamo.maybe_mark_dynamic(v, 0)
         return compiled(local_steps, self.ids.device.type)
 
@@ -400,8 +404,8 @@ class Cohort:
         return torch.nn.functional.pad(x, (0, self.problem.n_y))
 
     def number(self, value: float | Tensor) -> float | Tensor:
-        """A number that may change during a run: for a compiled step a tensor, since a plain number is compiled into it."""
-        return self._like.new_full((), value) if self.compile and isinstance(value, float) else value
+        """A number that changes from stage to stage: for compiled steps a tensor [1, 1], so that one version serves all."""
+        return self._like.new_full((1, 1), value) if self.compile and isinstance(value, float) else value
 
     def per_variable(self, x: float | Tensor, y: float | Tensor) -> float | Tensor:
         """A coefficient that differs between x and y, as a vector [d]; a plain number when it does not."""
@@ -461,7 +465,7 @@ def compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
     """torch.compile of a function, one version for each shape; eager, with a warning, where there is no compiler."""
     if not _can_compile():
         return function
-    # one version for each shape and algorithm of a process; past the limit the compiler gives up in silence
+    # one version for each shape, algorithm, and constant of an algorithm or problem; past the limit the compiler gives up
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     # on a CPU kernels are short, and calling them one by one from Python would be a fifth of a round of a small model
     return torch.compile(function, dynamic=False, options={"cpp_wrapper": device == "cpu"})

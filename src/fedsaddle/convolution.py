@@ -89,6 +89,7 @@ def plain_convolution(
     stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> tuple[Pair, Pair] | None:
     """Stride and padding of a convolution that `convolved` computes; None of any other."""
+    padding = 0 if padding == "valid" else padding
     if groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str):
         return None
     return _pair(stride), _pair(padding)
@@ -150,10 +151,10 @@ def _picked(x: Tensor, k_h: int, k_w: int) -> Tensor:
         larger = (pixel > largest) | pixel.isnan()
         largest, place = torch.where(larger, pixel, largest), torch.where(larger, k, place)
     places = torch.arange(k_h * k_w, device=x.device, dtype=torch.int32).view(k_h, 1, k_w, 1)
-    return torch.where(place.unsqueeze(-2).unsqueeze(-4) == places, x, 0.0).sum((-4, -2))
+    return torch.where(place.unsqueeze(-2).unsqueeze(-4) == places, x, 0.0).sum((-4, -2), dtype=x.dtype)
 
 
-def windows(
+def side_by_side(
     kernel_size: Any,
     stride: Any = None,
     padding: Any = 0,
@@ -161,7 +162,7 @@ def windows(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Pair | None:
-    """The windows of a pooling that `max_pool` computes, side by side; None of any other."""
+    """The windows of a pooling that `max_pool` computes: side by side, and of few pixels to compare; None of any other."""
     size = _pair(kernel_size)
     beside = not stride or _pair(stride) == size
     simple = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
@@ -188,7 +189,7 @@ class matrix_convolutions(TorchFunctionMode):
         ):
             return group_norm(*args, **(kwargs or {}))
         if func in (functional.max_pool2d, torch.max_pool2d) and torch.compiler.is_compiling():
-            size = windows(*args[1:], **(kwargs or {}))
+            size = side_by_side(*args[1:], **(kwargs or {}))
             if size is not None:
                 return max_pool(args[0].movedim(-3, -1), *size).movedim(-1, -3)
         if func is functional.adaptive_avg_pool2d and args[1:] in ((1,), ((1, 1),)):

@@ -2,8 +2,8 @@
 
 A user's module runs under vmap, whatever it is. A plain stack of layers (nn.Sequential of dense layers, convolutions,
 poolings, group norms and element-wise functions) is called layer by layer instead, which is faster: vmap costs more than the
-mathematics of a small model, and gives convolutions and poolings a layout that is slow. On a GPU a stack with group norms or
-other poolings than the largest of windows side by side runs under vmap.
+mathematics of a small model, and gives convolutions and poolings a layout that is slow. On a GPU this holds for stacks
+of dense layers, plain convolutions and max-pooling over small windows side by side; others run under vmap.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fedsaddle import models
-from fedsaddle.convolution import convolved, matrix_convolutions, max_pool, plain_convolution, windows
+from fedsaddle.convolution import convolved, matrix_convolutions, max_pool, plain_convolution, side_by_side
 
 
 class ModuleAt(NamedTuple):
@@ -71,7 +71,7 @@ class FlatModel:
         self._on_images = any(isinstance(layer, _ON_IMAGES) for layer in self._layers or ())
         kinds = [type(layer) for layer in self._layers or ()]
         linear = kinds.index(nn.Linear) if nn.Linear in kinds else len(kinds)
-        self._channels_last = all(map(_on_pixels, self._layers or ()))
+        self._on_gpu = self._layers is not None and all(map(_on_pixels, self._layers))  # layer by layer there
         self._flattens = self._on_images or nn.Flatten in kinds[:linear]
 
     @property
@@ -118,7 +118,7 @@ class FlatModel:
             out = self._one(w.reshape(-1), x.reshape(x.shape[len(lead) :])).unsqueeze(0)
         else:
             w, x = w.reshape(-1, self.n), x.reshape(-1, *x.shape[len(lead) :])
-            if self._layers is None or not layered or (w.is_cuda and not self._channels_last):
+            if self._layers is None or not layered or (w.is_cuda and not self._on_gpu):
                 out = vmap(self._matrix if w.is_cuda else self._one)(w, x)
             else:
                 out = _run(self._layers, iter(w.split(self.sizes, dim=-1)), x, w.is_cuda)
@@ -269,7 +269,7 @@ def _on_pixels(layer: nn.Module) -> bool:
 
 
 def _windows(pool: nn.MaxPool2d) -> tuple[int, int] | None:
-    return windows(pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
+    return side_by_side(pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
 
 
 def _run(
@@ -315,7 +315,7 @@ def _run(
             weight, shift = next(parts).flatten(), next(parts).flatten()
             x = functional.group_norm(x, S * layer.num_groups, weight, shift, layer.eps)
         elif isinstance(layer, models.Images):
-            x = x.unsqueeze(2) if x.ndim == 4 else x
+            x = x.unsqueeze(2) if not images and x.ndim == 4 else x
         elif isinstance(layer, nn.Flatten):
             if images:  # [S, B, C, H, W]
                 x = x.movedim(-1, 2) if channels_last else x.unflatten(1, (S, -1)).transpose(0, 1)

@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -238,18 +239,8 @@ def finish(
     for c in left.values():
         by_data.setdefault(Federations.key(c), {}).setdefault(_shape(c), []).append(c)
     if jobs > 1 and left:
-        shapes = sum(map(len, by_data.values()))
-        # no process stands idle long; runs of one shape cost alike, so that each process has one share of them
-        most = -(-len(left) // (jobs if shapes == 1 else 2 * jobs))
-        seeds = len({c.tree["train"]["seed"] for c in left.values()})
-        most = min(together, -(-most // seeds) * seeds)  # equally many of each seed share their minibatches
-        if next(iter(left.values())).tree["train"]["device"].startswith("cuda"):
-            most = together  # processes share the GPU, where a run alone costs as much as many together
         alike = [a for by_shape in by_data.values() for a in by_shape.values()]
-        _beside(
-            [a[i : i + most] for a in alike for i in range(0, len(a), most)],
-            journal, together, tick, jobs, tracked,
-        )  # fmt: skip
+        _beside(_shares(alike, together, jobs), journal, together, tick, jobs, tracked)
         return [journal[c] for c in wanted]
     federations = federations or Federations()
     for data, by_shape in by_data.items():
@@ -259,6 +250,37 @@ def finish(
                 tick(len(group), _words(len(group)))
         federations.drop(data)
     return [journal[c] for c in wanted]
+
+
+def _shares(alike: Sequence[list[Config]], together: int, jobs: int) -> list[list[Config]]:
+    """Runs that are alike, cut into shares for processes.
+
+    A share has equally many runs of each seed, as far as that leaves no process idle: only then do those of a seed share
+    their minibatches.
+    """
+    if alike[0][0].tree["train"]["device"].startswith("cuda"):
+        # processes share the GPU, where a run alone costs as much as many together
+        return [a[i : i + together] for a in alike for i in range(0, len(a), together)]
+    # no process stands idle long; if all are alike they cost alike, so that each process has one share of them
+    most = -(-sum(map(len, alike)) // (jobs if len(alike) == 1 else 2 * jobs))
+
+    def cut(runs: list[Config], by: int) -> list[list[Config]]:
+        size = min(-(-most // by) * by, max(together // by * by, min(by, together)))
+        return [runs[i : i + size] for i in range(0, len(runs), size)]
+
+    in_turn = [_seeds_in_turn(a) for a in alike]
+    shares = [share for runs, seeds in in_turn for share in cut(runs, seeds)]
+    return shares if len(shares) >= jobs else [share for runs, _ in in_turn for share in cut(runs, 1)]
+
+
+def _seeds_in_turn(runs: Sequence[Config]) -> tuple[list[Config], int]:
+    """Runs in the order: one of each seed, the next of each seed, ...; and how many seeds there are."""
+    seen: Counter[int] = Counter()
+    rank = []
+    for c in runs:
+        rank.append(seen[c.tree["train"]["seed"]])
+        seen[c.tree["train"]["seed"]] += 1
+    return [c for _, c in sorted(zip(rank, runs, strict=True), key=lambda pair: pair[0])], len(seen)
 
 
 def _beside(

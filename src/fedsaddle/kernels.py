@@ -8,7 +8,7 @@ x [S, B, H, W, C], weights w [S, O, k_h, k_w, C], products in the dtype of x, su
 
 The derivative by x gathers from that by y in the same way; the one by w is a sum over pixels, where the weights are few in
 parts, added in a fixed order: results do not change from run to run. Tiles and parts were chosen on an H200, over the layers
-of ResNet-18 with 10 clients (docs/performance.md). `convolution.py` says when these kernels are used.
+of ResNet-18 with 10 clients (docs/performance.md) and of a small CNN with 45. `convolution.py` says when they are used.
 """
 
 from typing import Any
@@ -18,9 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_PROGRAMS = (
-    360  # of the derivative by w, at least: they keep the card busy; four times as many where tiles are small
-)
+_PROGRAMS = 360  # of the derivative by w, at least: they keep the card busy
 
 
 @triton.jit
@@ -148,7 +146,7 @@ def by_weights(x: Tensor, g: Tensor, k_h: int, k_w: int, stride: int, pad: int) 
     BO, BC = (next(k for k in (16, 32, 64, 128) if n <= k or k == 128) for n in (O, C))
     BM, rows = 128 // x.element_size(), B * HO * WO
     tiles = k_h * k_w * triton.cdiv(C, BC) * triton.cdiv(O, BO)
-    programs = _PROGRAMS * (4 if BO * BC <= 1024 else 1)
+    programs = _PROGRAMS * (4 if BO * BC <= 1024 else 1)  # small tiles take little of a multiprocessor
     split = max(1, min(triton.cdiv(programs, tiles * S), rows // 512))
     part = triton.cdiv(triton.cdiv(rows, split), BM) * BM
     split = triton.cdiv(rows, part)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -114,6 +115,8 @@ def stack(things: Sequence[T], names: Iterable[str], like: Tensor) -> T:
         if any(v != values[0] for v in values):
             numbers = torch.tensor(values, dtype=torch.float64).to(like).view(-1, 1, 1)
             object.__setattr__(stacked, name, numbers)
+    for name in [k for k in vars(stacked) if isinstance(getattr(type(stacked), k, None), cached_property)]:
+        del vars(stacked)[name]  # was made from the first one's numbers
     return stacked
 
 
