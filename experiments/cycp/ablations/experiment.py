@@ -33,12 +33,12 @@ def cells(quick):
     out = []
     for method, names in METHODS.items():
         for letter, value in varied:
-            if quick and value not in (8, 128, 1, 10):
+            if quick and value not in (8, 32, 1, 10):
                 continue
-            rounds, every, I = (40, 4, 2) if quick else (300, 10, 16)
+            rounds, every, I = (20, 4, 2) if quick else (300, 10, 16)
             if letter == "I":
                 I = value
-                rounds = 40 if quick else ITERATIONS // I
+                rounds = 20 if quick else ITERATIONS // I
                 every = max(1, rounds // 25)
             m = value if letter == "M" else 1 if letter == "G" else 5
             groups = value if letter == "G" else 10
