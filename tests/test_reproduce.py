@@ -1,5 +1,6 @@
 """Experiments: every one has its parts, and its quick version runs, is tuned on validation, and resumes."""
 
+import itertools
 import json
 import math
 import re
@@ -556,14 +557,14 @@ def test_tables_judge_every_claim(claim: str, change: dict[tuple[str, float, flo
     assert claim in [v.claim[: len(claim)] for v in judge(table_rows(change)) if not v.holds]
 
 
-def test_both_data_sets_of_scaffpd_are_valid_configs() -> None:
+def test_all_variants_of_scaffpd_are_valid_configs() -> None:
     tables, base = experiment("scaffpd/tables"), config.read(ROOT / "scaffpd/tables/base.toml")
-    for data in tables.OPTIONS["data"]:
-        cells = tables.cells(False, data)
+    for data, clients in itertools.product(*tables.OPTIONS.values()):
+        cells = tables.cells(False, data, clients)
         assert len(cells) == 3 * 12
         for cell in cells:
             made = _changed(base, {**cell.set, **cell.points[-1]})
-            assert made.tree["data"]["name"] == data
+            assert made.tree["data"]["name"] == data and made.tree["partition"]["clients"] == int(clients)
             assert made.tree["transform"][1]["first"]["model"]["name"] == "cnn"
 
 
@@ -574,7 +575,7 @@ def robust_rows(change: dict[tuple[str, float, str], float]) -> list[dict[str, A
     base |= {f"SCAFF-PD, rho = {rho}": (0.8, 0.6 - rho / 5, 1.0) for rho in tables.RHOS}
     rows = []
     for alpha in tables.ALPHAS:
-        for method in tables.tuned():
+        for method in tables.tuned(20):
             values = dict(
                 zip(("clients", "worst20", "best20"), base.get(method, (0.8, 0.4 + alpha, 1.0)), strict=True)
             )

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from fedsaddle.reproduce import Cell, Verdict
 
-TITLE = "Accuracy of eight methods on tangent features, 20 clients, by heterogeneity"
+TITLE = "Accuracy of eight methods on tangent features, by heterogeneity"
 ROWS, COLUMNS = "method", "alpha"
 METRICS = {
     "accuracy_clients": "Test accuracy, mean over clients",
@@ -20,9 +20,9 @@ METRICS = {
 SELECT = "valid_both"
 SEEDS = [0, 1, 2]
 CURVES = ["accuracy_clients", "accuracy_worst20", "valid_accuracy_clients", "valid_accuracy_worst20"]
-OPTIONS = {"data": ("fashion_mnist", "cifar10")}
+OPTIONS = {"data": ("fashion_mnist", "cifar10"), "clients": ("20", "50")}
 
-ALPHAS, RHOS, N, J = (0.01, 0.05, 0.1), (0.1, 0.2, 0.5), 20, 10
+ALPHAS, RHOS, J = (0.01, 0.05, 0.1), (0.1, 0.2, 0.5), 10
 LR, DUAL = [0.1, 0.3, 1.0], [0.003, 0.01, 0.03]
 BASELINES = ("FedAvg", "FedProx", "SCAFFOLD", "q-FFL", "Delta-FL", "AFL", "AFL, one gradient", "DRFA")
 GRIDS = {  # method -> algorithm, what is tuned
@@ -37,8 +37,8 @@ GRIDS = {  # method -> algorithm, what is tuned
 }
 
 
-def _scaff_pd(rhos):
-    """The points of SCAFF-PD: its local step is tau / J."""
+def _scaff_pd(rhos, N):
+    """The points of SCAFF-PD with N clients: its local step is tau / J."""
     return [
         {"algorithm.ambiguity": f"chi2({rho})", "algorithm.tau": J * lr, "algorithm.sigma": share / (rho * N)}
         for rho in rhos
@@ -47,32 +47,32 @@ def _scaff_pd(rhos):
     ]
 
 
-def tuned():
-    """method -> algorithm and its points."""
+def tuned(N):
+    """method -> algorithm and its points, with N clients."""
     out = {}
     for method, (algorithm, grid) in GRIDS.items():
         points = [{}]
         for key, values in grid.items():
             points = [{**point, f"algorithm.{key}": value} for point in points for value in values]
         out[method] = (algorithm, points)
-    out["SCAFF-PD"] = ("scaff_pd", _scaff_pd(RHOS))
-    return out | {f"SCAFF-PD, rho = {rho}": ("scaff_pd", _scaff_pd([rho])) for rho in RHOS}
+    out["SCAFF-PD"] = ("scaff_pd", _scaff_pd(RHOS, N))
+    return out | {f"SCAFF-PD, rho = {rho}": ("scaff_pd", _scaff_pd([rho], N)) for rho in RHOS}
 
 
-TRIED = {method: len(points) for method, (_, points) in tuned().items()}
+TRIED = {method: len(points) for method, (_, points) in tuned(20).items()}
 
 
-def cells(quick, data):
+def cells(quick, data, clients):
     out = []
     for alpha in ALPHAS[1:2] if quick else ALPHAS:
-        place = {"data.name": data, "partition.alpha": alpha}
+        place = {"data.name": data, "partition.alpha": alpha, "partition.clients": int(clients)}
         if quick:
             place |= {
                 "data.name": "digits", "data.limit": 900, "data.test": 0.25, "partition.clients": 8, "partition.alpha": 0.3,
                 "transform.1.coordinates": 100, "transform.1.first.model": {"name": "mlp"},
                 "transform.1.first.train.rounds": 5, "train.rounds": 10,
             }  # fmt: skip
-        for method, (algorithm, points) in tuned().items():
+        for method, (algorithm, points) in tuned(int(clients)).items():
             change = {"algorithm.name": algorithm, "algorithm.local_steps": J}
             if method == "AFL, one gradient":
                 change |= {"algorithm.local_steps": 1, "train.batch_size": "none"}
