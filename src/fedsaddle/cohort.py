@@ -350,7 +350,7 @@ class Cohort:
         def step(total: Tensor, batch: Batch) -> Tensor:
             return total + whole.field(z, batch)
 
-        run = self._compiled_steps()
+        run = whole._compiled_steps()
         # pieces of few lengths, filled up with rows that weigh 0: each length is compiled
         length = min(self._piece, 1 << (self._longest - 1).bit_length())
         for rows, w, _ in whole._rows(length, filled=True):
