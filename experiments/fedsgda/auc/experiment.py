@@ -20,7 +20,7 @@ METRICS = {
 SELECT = "valid_end"
 SEEDS = [0, 1, 2]
 CURVES = ["auc", "valid_auc"]
-OPTIONS = {"part": ("all", "figure2", "figure4", "figure5", "figure6")}
+OPTIONS = {"part": ("all", "figure2", "figure4", "figure5", "figure6", "figure6c")}
 
 TABLE_2 = {  # (S, K, batch): eta, gamma of MB; c_eta, c_gamma, c_alpha of STORM
     (5, 1, 5): ((1.0, 1e-2), (1.0, 1e-1, 5.0)),
@@ -114,6 +114,7 @@ def cells(quick, part):
                 _cell(m, "figure6", "sorted, S = 5", 5, K, 10, own, sorted_data, quick)
                 for m, own in zip(FEDSGDA, steps, strict=True)
             ]
+    if part in ("all", "figure6", "figure6c"):
         out += [
             _cell(
                 m, "figure6c", "sorted, 50 clients", 5, 20, 10, own, fewer, quick, (*DIVISORS, 100)
