@@ -160,6 +160,29 @@ def test_compiled_steps_with_a_regulariser(federation: fs.Federation, monkeypatc
         np.testing.assert_allclose(trained(slice(0, 6), compile=True), whole, rtol=0, atol=1e-12)
 
 
+pull = 1.0  # of `pulled`
+
+
+def pulled(x: torch.Tensor, y: torch.Tensor, batch: dict) -> torch.Tensor:
+    return pull * (batch["x"] @ x - batch["y"]) * y.sum() - y.sum() ** 2 + x.square().sum()
+
+
+def test_compiled_steps_see_that_a_global_of_the_users_changed(federation: fs.Federation, monkeypatch) -> None:
+    """In a module, or in code that has none, such as a notebook's that was sent elsewhere."""
+    scope: dict = {"pull": 1.0}
+    exec("def without_module(x, y, b): return pull * (b['x'] @ x - b['y']) * y.sum() - y.sum() ** 2 + x.square().sum()", scope)
+    monkeypatch.setattr(cohort, "_SMALL_MODEL", 0)
+
+    def trained(loss, **more) -> torch.Tensor:
+        algorithm, options = fs.LocalSGDA(lr=0.05, local_steps=4), dict(rounds=3, batch_size=5, dtype="float64")
+        return fs.train(fs.Custom(loss, 6, 1), algorithm, federation, **options, **more).z
+
+    for loss in (pulled, scope["without_module"]):
+        for value in (1.0, 2.0):
+            monkeypatch.setitem(loss.__globals__, "pull", value)
+            np.testing.assert_allclose(trained(loss, compile=True), trained(loss), rtol=0, atol=1e-12)
+
+
 def test_without_a_compiler_it_runs_eagerly_and_says_so(federation: fs.Federation, monkeypatch) -> None:
 
     def broken(*_: object, **__: object) -> None:

@@ -23,7 +23,7 @@ from fedsaddle.algorithms import (
     LocalSGDA,
     MomentumLocalSGDA,
 )
-from fedsaddle.cohort import Batching
+from fedsaddle.cohort import Batching, Cohort
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.participation import Independent, Uniform
 from fedsaddle.problems import AUC, QuadraticSaddle, quadratic_federation
@@ -161,6 +161,15 @@ def test_the_residual_rule_implies_criterion_10() -> None:  # T32
             assert error <= 0.3 * np.sum((start - u) ** 2)
             assert error > 1e-6 * np.sum((start - u) ** 2)  # it did stop early
     assert np.isfinite(run.z).all()
+
+
+def test_after_the_last_epoch_nobody_asks_whether_to_stop(monkeypatch) -> None:
+    passes, full_field = [], Cohort.full_field
+    monkeypatch.setattr(Cohort, "full_field", lambda *args: passes.append(1) or full_field(*args))
+    for epochs in (1, 3):
+        passes.clear()
+        drive(FFMDR(beta=0.8, lr=0.01, epochs=epochs, tolerance=0.0), auc(), one_class(), 2, batching=Batching(4))
+        assert len(passes) == 2 * (epochs - 1)
 
 
 # -------------------------------------------------------------------------------------------- solvers, monitors

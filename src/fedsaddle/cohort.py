@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,9 @@ Step = Callable[..., Any]
 
 _INDICES_AT_ONCE = 1 << 20  # minibatch indices drawn in one go
 _SMALL_MODEL = 10_000  # variables; up to here calling a compiled step costs more than computing it
+# a global of another module than these two, or of code without a module, as the compiler names it
+_USERS = re.compile(r"__import_(?!(torch|fedsaddle)(_dot_|'))|___unnamed_scope")
+_UNROLLED = 5  # steps of a small model that are compiled as one, at most
 _NUMBERS_AT_ONCE = 1 << 24  # numbers gathered at once when going over all local data
 
 
@@ -227,7 +231,7 @@ class Cohort:
     def _unrolled(self, steps: int) -> int:
         """How many steps are compiled as one: calling compiled code costs as much as several steps of a small model."""
         small = self._like.device.type == "cpu" and self.problem.n_x + self.problem.n_y <= _SMALL_MODEL
-        return max(k for k in range(1, 11) if steps % k == 0) if small else 1
+        return max(k for k in range(1, _UNROLLED + 1) if steps % k == 0) if small else 1
 
     def batch(self, size: int) -> Batch:
         """One minibatch of its own size, drawn without replacement."""
@@ -468,7 +472,19 @@ def compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
     # one version for each shape, algorithm, and constant of an algorithm or problem; past the limit the compiler gives up
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     # on a CPU kernels are short, and calling them one by one from Python would be a fifth of a round of a small model
-    return torch.compile(function, dynamic=False, options={"cpp_wrapper": device == "cpu"})
+    options: dict[str, Any] = {"cpp_wrapper": device == "cpu"}
+    if hasattr(torch.compiler, "skip_guard_on_globals_unsafe"):  # else PyTorch is too old to be told
+        options["guard_filter_fn"] = _worth_checking
+    return torch.compile(function, dynamic=False, options=options)
+
+
+def _worth_checking(guards: Sequence[Any]) -> list[bool]:
+    """What a compiled version was made for, that each call must check: all but the globals of this library and of PyTorch.
+
+    These do not change while a program runs, and checking them took longer than a step of a small model. Those of a user's own
+    module, which his loss may use, are checked.
+    """
+    return [not g.is_global or bool(_USERS.search(g.name)) for g in guards]
 
 
 @functools.cache

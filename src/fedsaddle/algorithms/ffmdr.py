@@ -233,7 +233,7 @@ class FFMDR(Algorithm):
                 u, _, _, *table = cohort.scan(
                     saga, (u, done, going, *table), most, later=e * steps, numbered=True
                 )
-            if self.stop == "residual":
+            if self.stop == "residual" and e + 1 < self.epochs:
                 T = pulled(u, cohort.full_field(u))
                 size, way = _dot(T, T), _dot(start - u, start - u)
                 enough = (size <= self.accuracy * self._m(problem) ** 2 * way) | (
