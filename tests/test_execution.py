@@ -1,6 +1,7 @@
 """Executions of the same work agree: chunks, compiled steps, lower precision; CUDA graphs where there is a GPU."""
 
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -160,27 +161,45 @@ def test_compiled_steps_with_a_regulariser(federation: fs.Federation, monkeypatc
         np.testing.assert_allclose(trained(slice(0, 6), compile=True), whole, rtol=0, atol=1e-12)
 
 
-pull = 1.0  # of `pulled`
+pull = 1.0  # of `pulled` and `shrunk`
 
 
 def pulled(x: torch.Tensor, y: torch.Tensor, batch: dict) -> torch.Tensor:
     return pull * (batch["x"] @ x - batch["y"]) * y.sum() - y.sum() ** 2 + x.square().sum()
 
 
+def shrunk(x: torch.Tensor, lr: float) -> torch.Tensor:
+    return x / pull if x.norm() > 0.01 * pull else x
+
+
 def test_compiled_steps_see_that_a_global_of_the_users_changed(federation: fs.Federation, monkeypatch) -> None:
-    """In a module, or in code that has none, such as a notebook's that was sent elsewhere."""
+    """In a module, in a function whose globals have no name, and in one that the compiler takes up anew after a branch."""
     scope: dict = {"pull": 1.0}
     exec("def without_module(x, y, b): return pull * (b['x'] @ x - b['y']) * y.sum() - y.sum() ** 2 + x.square().sum()", scope)
     monkeypatch.setattr(cohort, "_SMALL_MODEL", 0)
 
-    def trained(loss, **more) -> torch.Tensor:
+    def trained(loss, prox, **more) -> torch.Tensor:
         algorithm, options = fs.LocalSGDA(lr=0.05, local_steps=4), dict(rounds=3, batch_size=5, dtype="float64")
-        return fs.train(fs.Custom(loss, 6, 1), algorithm, federation, **options, **more).z
+        return fs.train(fs.Custom(loss, 6, 1, prox_x=prox), algorithm, federation, **options, **more).z
 
-    for loss in (pulled, scope["without_module"]):
+    for loss, prox in ((pulled, None), (scope["without_module"], None), (pulled, shrunk)):
+        found = []
         for value in (1.0, 2.0):
             monkeypatch.setitem(loss.__globals__, "pull", value)
-            np.testing.assert_allclose(trained(loss, compile=True), trained(loss), rtol=0, atol=1e-12)
+            found.append(trained(loss, prox))
+            np.testing.assert_allclose(trained(loss, prox, compile=True), found[-1], rtol=0, atol=1e-12)
+        assert (found[0] - found[1]).abs().max() > 1e-3
+
+
+def test_which_guards_a_call_checks() -> None:
+    class Guard(NamedTuple):
+        name: str
+        is_global: bool = True
+
+    ours = ["G['__import_fedsaddle_dot_flat'].x", "G['__import_torch']", "G['__import_torch_dot_utils_dot__pytree'].y"]
+    users = ["G['__import_torchvision_dot_ops']", "G['__import___main__'].radius", "G['radius']", "G['___unnamed_scope_1_c0']"]
+    guards = [*map(Guard, ours), *map(Guard, users), Guard("L['self'].lr", False)]
+    assert cohort._worth_checking(guards) == [False] * 3 + [True] * 5
 
 
 def test_without_a_compiler_it_runs_eagerly_and_says_so(federation: fs.Federation, monkeypatch) -> None:
@@ -339,6 +358,26 @@ def test_poolings_under_the_compiler(options: dict) -> None:
     assert len(seen) == 1 and ("max_pool2d" in seen[0]) == bool(options)
 
 
+@pytest.mark.parametrize("lead", [(4,), (1,), (3, 2), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(6,), (2, 3)], ids=str)
+def test_scores_with_their_pullback(lead: tuple[int, ...], bias: bool, shape: tuple[int, ...]) -> None:
+    """Of a dense layer, alone or beside layers that flatten: as autograd has it, client by client."""
+    dense = nn.Linear(6, 1, bias=bias)
+    stacks = [nn.Sequential(nn.Flatten(), dense), nn.Sequential(nn.Flatten(), dense, nn.Flatten())]
+    for module in [*stacks, dense, nn.Sequential(dense, nn.Flatten())] if len(shape) == 1 else stacks:
+        model = FlatModel(module.double())
+        w, x = torch.randn(*lead, model.n).double(), torch.randn(*lead, 5, *shape).double()
+        if len(lead) == 3:  # replicas share samples
+            x = x[:, :1].expand(-1, lead[1], *x.shape[2:])
+        out, pullback = model.with_pullback(w, x)
+        g = torch.randn_like(out)
+        own = [torch.autograd.functional.vjp(lambda v, x=x: model.at(v)(x), v, g)
+               for v, x, g in zip(w.flatten(0, -2), x.flatten(0, len(lead) - 1), g.flatten(0, -3), strict=True)]  # fmt: skip
+        np.testing.assert_allclose(out.flatten(0, -3), torch.stack([h for h, _ in own]), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(pullback(g).flatten(0, -2), torch.stack([d for _, d in own]), rtol=0, atol=1e-12)
+
+
 @pytest.fixture
 def traced(monkeypatch) -> None:
     """Local steps are traced as for the compiler, and not made faster: in a fraction of the time."""
@@ -383,6 +422,20 @@ def test_stages_and_other_data_are_not_compiled_anew(
         )
         np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-12)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == graphs
+
+
+def test_nor_are_full_fields_of_replicas(federation: fs.Federation, traced) -> None:
+    x, y = federation.data["x"].numpy(), federation.data["y"].numpy()
+    fewer = fs.Federation.from_arrays(x[:-10], y[:-10], clients=np.repeat(np.arange(5), SIZES)[:-10])
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    problem, batching = fs.AUC(nn.Linear(6, 1), p=0.5), cohort.Batching(5)
+    z = torch.randn(2, 5, problem.n_x + problem.n_y, dtype=torch.float64)
+    for data in (federation, fewer):
+        clients = Simulation(problem, data, fs.Full(), batching=batching, dtype=torch.float64, seeds=[0, 1])
+        work = clients.cohort(np.tile(np.arange(5), (2, 1)), 0)
+        plain, work.compile, work._longest = work.full_field(z), True, 30  # so pieces are as long
+        np.testing.assert_allclose(work.full_field(z), plain, rtol=0, atol=1e-12)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == 1
 
 
 @pytest.mark.parametrize("batch_size", [4, None])

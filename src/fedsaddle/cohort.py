@@ -27,9 +27,8 @@ Step = Callable[..., Any]
 
 _INDICES_AT_ONCE = 1 << 20  # minibatch indices drawn in one go
 _SMALL_MODEL = 10_000  # variables; up to here calling a compiled step costs more than computing it
-# a global of another module than these two, or of code without a module, as the compiler names it
-_USERS = re.compile(r"__import_(?!(torch|fedsaddle)(_dot_|'))|___unnamed_scope")
-_UNROLLED = 5  # steps of a small model that are compiled as one, at most
+_OURS = re.compile(r"G\['__import_(torch|fedsaddle)(_dot_|')")  # a global of these, as the compiler names it
+_UNROLLED = (5, 4, 3, 2, 7)  # steps of a small model that are compiled as one: the first that divides how many there are
 _NUMBERS_AT_ONCE = 1 << 24  # numbers gathered at once when going over all local data
 
 
@@ -231,7 +230,7 @@ class Cohort:
     def _unrolled(self, steps: int) -> int:
         """How many steps are compiled as one: calling compiled code costs as much as several steps of a small model."""
         small = self._like.device.type == "cpu" and self.problem.n_x + self.problem.n_y <= _SMALL_MODEL
-        return max(k for k in range(1, _UNROLLED + 1) if steps % k == 0) if small else 1
+        return next((k for k in _UNROLLED if steps % k == 0), 1) if small else 1
 
     def batch(self, size: int) -> Batch:
         """One minibatch of its own size, drawn without replacement."""
@@ -481,10 +480,10 @@ def compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
 def _worth_checking(guards: Sequence[Any]) -> list[bool]:
     """What a compiled version was made for, that each call must check: all but the globals of this library and of PyTorch.
 
-    These do not change while a program runs, and checking them took longer than a step of a small model. Those of a user's own
-    module, which his loss may use, are checked.
+    These are taken not to change while a program runs; checking them took longer than a step of a small model. Those that a
+    user's own functions use are checked.
     """
-    return [not g.is_global or bool(_USERS.search(g.name)) for g in guards]
+    return [not (g.is_global and _OURS.search(g.name)) for g in guards]
 
 
 @functools.cache

@@ -118,7 +118,7 @@ def cells(quick, part):
         out += [
             _cell(
                 m, "figure6c", "sorted, 50 clients", 5, 20, 10, own, fewer, quick, (*DIVISORS, 100)
-            )  # STORM diverges at 1 and 10
+            )  # STORM diverges at 1, and fails at 10 in two seeds
             for m, own in zip(FEDSGDA, FIGURE_6C, strict=True)
         ]
         out.append(
