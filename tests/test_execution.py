@@ -172,14 +172,22 @@ def shrunk(x: torch.Tensor, lr: float) -> torch.Tensor:
     return x / pull if x.norm() > 0.01 * pull else x
 
 
-def test_compiled_steps_see_that_a_global_of_the_users_changed(federation: fs.Federation, monkeypatch) -> None:
+def test_compiled_steps_see_that_a_global_of_the_users_changed(
+    federation: fs.Federation, monkeypatch
+) -> None:
     """In a module, in a function whose globals have no name, and in one that the compiler takes up anew after a branch."""
     scope: dict = {"pull": 1.0}
-    exec("def without_module(x, y, b): return pull * (b['x'] @ x - b['y']) * y.sum() - y.sum() ** 2 + x.square().sum()", scope)
+    exec(
+        "def without_module(x, y, b): return pull * (b['x'] @ x - b['y']) * y.sum() - y.sum() ** 2 + x.square().sum()",
+        scope,
+    )
     monkeypatch.setattr(cohort, "_SMALL_MODEL", 0)
 
     def trained(loss, prox, **more) -> torch.Tensor:
-        algorithm, options = fs.LocalSGDA(lr=0.05, local_steps=4), dict(rounds=3, batch_size=5, dtype="float64")
+        algorithm, options = (
+            fs.LocalSGDA(lr=0.05, local_steps=4),
+            dict(rounds=3, batch_size=5, dtype="float64"),
+        )
         return fs.train(fs.Custom(loss, 6, 1, prox_x=prox), algorithm, federation, **options, **more).z
 
     for loss, prox in ((pulled, None), (scope["without_module"], None), (pulled, shrunk)):
@@ -196,8 +204,17 @@ def test_which_guards_a_call_checks() -> None:
         name: str
         is_global: bool = True
 
-    ours = ["G['__import_fedsaddle_dot_flat'].x", "G['__import_torch']", "G['__import_torch_dot_utils_dot__pytree'].y"]
-    users = ["G['__import_torchvision_dot_ops']", "G['__import___main__'].radius", "G['radius']", "G['___unnamed_scope_1_c0']"]
+    ours = [
+        "G['__import_fedsaddle_dot_flat'].x",
+        "G['__import_torch']",
+        "G['__import_torch_dot_utils_dot__pytree'].y",
+    ]
+    users = [
+        "G['__import_torchvision_dot_ops']",
+        "G['__import___main__'].radius",
+        "G['radius']",
+        "G['___unnamed_scope_1_c0']",
+    ]
     guards = [*map(Guard, ours), *map(Guard, users), Guard("L['self'].lr", False)]
     assert cohort._worth_checking(guards) == [False] * 3 + [True] * 5
 
@@ -372,10 +389,12 @@ def test_scores_with_their_pullback(lead: tuple[int, ...], bias: bool, shape: tu
             x = x[:, :1].expand(-1, lead[1], *x.shape[2:])
         out, pullback = model.with_pullback(w, x)
         g = torch.randn_like(out)
-        own = [torch.autograd.functional.vjp(lambda v, x=x: model.at(v)(x), v, g)
+        own = [torch.autograd.functional.vjp(lambda v, x=x, model=model: model.at(v)(x), v, g)
                for v, x, g in zip(w.flatten(0, -2), x.flatten(0, len(lead) - 1), g.flatten(0, -3), strict=True)]  # fmt: skip
         np.testing.assert_allclose(out.flatten(0, -3), torch.stack([h for h, _ in own]), rtol=0, atol=1e-12)
-        np.testing.assert_allclose(pullback(g).flatten(0, -2), torch.stack([d for _, d in own]), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            pullback(g).flatten(0, -2), torch.stack([d for _, d in own]), rtol=0, atol=1e-12
+        )
 
 
 @pytest.fixture

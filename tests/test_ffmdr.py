@@ -168,7 +168,13 @@ def test_after_the_last_epoch_nobody_asks_whether_to_stop(monkeypatch) -> None:
     monkeypatch.setattr(Cohort, "full_field", lambda *args: passes.append(1) or full_field(*args))
     for epochs in (1, 3):
         passes.clear()
-        drive(FFMDR(beta=0.8, lr=0.01, epochs=epochs, tolerance=0.0), auc(), one_class(), 2, batching=Batching(4))
+        drive(
+            FFMDR(beta=0.8, lr=0.01, epochs=epochs, tolerance=0.0),
+            auc(),
+            one_class(),
+            2,
+            batching=Batching(4),
+        )
         assert len(passes) == 2 * (epochs - 1)
 
 

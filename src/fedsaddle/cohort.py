@@ -28,7 +28,13 @@ Step = Callable[..., Any]
 _INDICES_AT_ONCE = 1 << 20  # minibatch indices drawn in one go
 _SMALL_MODEL = 10_000  # variables; up to here calling a compiled step costs more than computing it
 _OURS = re.compile(r"G\['__import_(torch|fedsaddle)(_dot_|')")  # a global of these, as the compiler names it
-_UNROLLED = (5, 4, 3, 2, 7)  # steps of a small model that are compiled as one: the first that divides how many there are
+_UNROLLED = (
+    5,
+    4,
+    3,
+    2,
+    7,
+)  # steps of a small model that are compiled as one: the first that divides how many there are
 _NUMBERS_AT_ONCE = 1 << 24  # numbers gathered at once when going over all local data
 
 

@@ -132,7 +132,11 @@ class FlatModel:
         For a single dense layer both are matrix products, which cost less than recording them for autograd. The compiler
         wants the function called: without derivatives, call the model itself.
         """
-        layers = [layer for layer in self._layers or () if not (isinstance(layer, nn.Flatten) and x.ndim == w.ndim + 1)]
+        layers = [
+            layer
+            for layer in self._layers or ()
+            if not (isinstance(layer, nn.Flatten) and x.ndim == w.ndim + 1)
+        ]
         layer = layers[0] if len(layers) == 1 else None
         exact = not torch.is_autocast_enabled(w.device.type)
         if isinstance(layer, nn.Linear) and exact and w.ndim == 2 and x.ndim == 3 and len(w) > 1:
