@@ -114,7 +114,7 @@ def cells(quick, part):
                 _cell(m, "figure6", "sorted, S = 5", 5, K, 10, own, sorted_data, quick)
                 for m, own in zip(FEDSGDA, steps, strict=True)
             ]
-    if part in ("all", "figure6", "figure6c"):
+    if part in ("all", "figure6c"):
         out += [
             _cell(
                 m, "figure6c", "sorted, 50 clients", 5, 20, 10, own, fewer, quick, (*DIVISORS, 100)
