@@ -199,6 +199,19 @@ def test_compiled_steps_see_that_a_global_of_the_users_changed(
         assert (found[0] - found[1]).abs().max() > 1e-3
 
 
+def test_steps_compiled_as_one_divide_a_scan_and_fit_a_cache(federation: fs.Federation, monkeypatch) -> None:
+    clients = Simulation(fs.AUC(nn.Linear(6, 1), p=0.5), federation, fs.Full(), batching=cohort.Batching(4))
+    work = clients.cohort(range(5), 0)
+    steps = (20, 12, 9, 14, 49, 11, 1)
+    assert [work._unrolled(n) for n in steps] == [5, 4, 3, 2, 7, 1, 1]
+    monkeypatch.setattr(
+        cohort, "_AT_HAND", 3 * 5 * 4 * (6 + 1)
+    )  # three steps of five clients' minibatches of four
+    assert [work._unrolled(n) for n in steps] == [2, 3, 3, 2, 1, 1, 1]
+    monkeypatch.setattr(cohort, "_SMALL_MODEL", 0)
+    assert work._unrolled(20) == 1
+
+
 def test_which_guards_a_call_checks() -> None:
     class Guard(NamedTuple):
         name: str

@@ -28,13 +28,10 @@ Step = Callable[..., Any]
 _INDICES_AT_ONCE = 1 << 20  # minibatch indices drawn in one go
 _SMALL_MODEL = 10_000  # variables; up to here calling a compiled step costs more than computing it
 _OURS = re.compile(r"G\['__import_(torch|fedsaddle)(_dot_|')")  # a global of these, as the compiler names it
-_UNROLLED = (
-    5,
-    4,
-    3,
-    2,
-    7,
-)  # steps of a small model that are compiled as one: the first that divides how many there are
+# steps of a small model that are compiled as one: the first of these that divides how many there are and whose samples,
+# which are fetched together, are few enough numbers to stay in a core's cache
+_UNROLLED = (5, 4, 3, 2, 7)
+_AT_HAND = 700_000
 _NUMBERS_AT_ONCE = 1 << 24  # numbers gathered at once when going over all local data
 
 
@@ -236,7 +233,9 @@ class Cohort:
     def _unrolled(self, steps: int) -> int:
         """How many steps are compiled as one: calling compiled code costs as much as several steps of a small model."""
         small = self._like.device.type == "cpu" and self.problem.n_x + self.problem.n_y <= _SMALL_MODEL
-        return next((k for k in _UNROLLED if steps % k == 0), 1) if small else 1
+        fetched = self._distinct()[0].numel() * self.batch_size * self._per_sample
+        fits = (k for k in _UNROLLED if steps % k == 0 and k * fetched <= _AT_HAND)
+        return next(fits, 1) if small else 1
 
     def batch(self, size: int) -> Batch:
         """One minibatch of its own size, drawn without replacement."""
@@ -254,8 +253,12 @@ class Cohort:
     @property
     def _piece(self) -> int:
         """How many samples of a client are gathered at once when going over all."""
-        per_sample = sum(v[0].numel() for v in self._data.values())
-        return max(1, _NUMBERS_AT_ONCE // (per_sample * self.ids.numel()))
+        return max(1, _NUMBERS_AT_ONCE // (self._per_sample * self.ids.numel()))
+
+    @property
+    def _per_sample(self) -> int:
+        """How many numbers a sample is."""
+        return sum(v[0].numel() for v in self._data.values())
 
     def _pieces(self, length: int, numbered: bool = False) -> Iterator[Batch]:
         return (self._gathered(rows, w, own if numbered else None) for rows, w, own in self._rows(length))
