@@ -233,8 +233,8 @@ class Cohort:
     def _unrolled(self, steps: int) -> int:
         """How many steps are compiled as one: calling compiled code costs as much as several steps of a small model."""
         small = self._like.device.type == "cpu" and self.problem.n_x + self.problem.n_y <= _SMALL_MODEL
-        fetched = self._distinct()[0].numel() * self.batch_size * self._per_sample
-        fits = (k for k in _UNROLLED if steps % k == 0 and k * fetched <= _AT_HAND)
+        samples = self._distinct()[0].numel() * self.batch_size * (1 if self.sides is None else 2)
+        fits = (k for k in _UNROLLED if steps % k == 0 and k * samples * self._per_sample <= _AT_HAND)
         return next(fits, 1) if small else 1
 
     def batch(self, size: int) -> Batch:

@@ -70,6 +70,8 @@ class FlatModel:
         self._layers = _plain_layers(self.module)
         self._on_images = any(isinstance(layer, _ON_IMAGES) for layer in self._layers or ())
         kinds = [type(layer) for layer in self._layers or ()]
+        rest = [layer for layer in self._layers or () if not isinstance(layer, nn.Flatten)]
+        self._dense = rest[0] if len(rest) == 1 else None  # on vectors, where flattening does nothing
         linear = kinds.index(nn.Linear) if nn.Linear in kinds else len(kinds)
         self._on_gpu = self._layers is not None and all(map(_on_pixels, self._layers))  # layer by layer there
         self._flattens = self._on_images or nn.Flatten in kinds[:linear]
@@ -132,12 +134,7 @@ class FlatModel:
         For a single dense layer both are matrix products, which cost less than recording them for autograd. The compiler
         wants the function called: without derivatives, call the model itself.
         """
-        layers = [
-            layer
-            for layer in self._layers or ()
-            if not (isinstance(layer, nn.Flatten) and x.ndim == w.ndim + 1)
-        ]
-        layer = layers[0] if len(layers) == 1 else None
+        layer = self._dense if x.ndim == w.ndim + 1 else None  # samples are vectors
         exact = not torch.is_autocast_enabled(w.device.type)
         if isinstance(layer, nn.Linear) and exact and w.ndim == 2 and x.ndim == 3 and len(w) > 1:
             out = _run([layer], iter(w.split(self.sizes, dim=-1)), x)
