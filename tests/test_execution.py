@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fedsaddle as fs
-from fedsaddle import cohort, convolution, flat
+from fedsaddle import cohort, compiling, convolution, flat
 from fedsaddle.convolution import conv2d, group_norm, matrix_convolutions, max_pool
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import FedsaddleError
@@ -229,7 +229,7 @@ def test_which_guards_a_call_checks() -> None:
         "G['___unnamed_scope_1_c0']",
     ]
     guards = [*map(Guard, ours), *map(Guard, users), Guard("L['self'].lr", False)]
-    assert cohort._worth_checking(guards) == [False] * 3 + [True] * 5
+    assert compiling._worth_checking(guards) == [False] * 3 + [True] * 5
 
 
 def test_without_a_compiler_it_runs_eagerly_and_says_so(federation: fs.Federation, monkeypatch) -> None:
@@ -237,14 +237,14 @@ def test_without_a_compiler_it_runs_eagerly_and_says_so(federation: fs.Federatio
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no C++ compiler")
 
-    cohort._can_compile.cache_clear()
-    cohort.compiled.cache_clear()
+    compiling._can_compile.cache_clear()
+    compiling.compiled.cache_clear()
     monkeypatch.setattr(torch, "compile", broken)
     with pytest.warns(UserWarning, match="running eagerly .*no C"):
         compiled = run(federation, compile=True)
         z = compiled.z
-    cohort._can_compile.cache_clear()
-    cohort.compiled.cache_clear()
+    compiling._can_compile.cache_clear()
+    compiling.compiled.cache_clear()
     assert torch.equal(z, run(federation).z)
 
 

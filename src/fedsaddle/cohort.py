@@ -11,15 +11,13 @@ client's first side, followed by B of its second.
 from __future__ import annotations
 
 import copy
-import functools
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedsaddle.errors import warn
+from fedsaddle.compiling import compiled
 from fedsaddle.problem import Batch, Data, Problem, tree_map
 from fedsaddle.sampling import minibatches, normal, subkey
 
@@ -27,7 +25,6 @@ Step = Callable[..., Any]
 
 _INDICES_AT_ONCE = 1 << 20  # minibatch indices drawn in one go
 _SMALL_MODEL = 10_000  # variables; up to here calling a compiled step costs more than computing it
-_OURS = re.compile(r"G\['__import_(torch|fedsaddle)(_dot_|')")  # a global of these, as the compiler names it
 # steps of a small model that are compiled as one: the first of these that divides how many there are and whose samples,
 # which are fetched together, are few enough numbers to stay in a core's cache
 _UNROLLED = (5, 4, 3, 2, 7)
@@ -470,37 +467,3 @@ def local_steps(
             carry, output = step(carry, batch, tree_map(lambda v, t=t: v[..., t, :], inputs))
             outputs.append(output)
     return carry, outputs
-
-
-@functools.cache
-def compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """torch.compile of a function, one version for each shape; eager, with a warning, where there is no compiler."""
-    if not _can_compile():
-        return function
-    # one version for each shape, algorithm, and constant of an algorithm or problem; past the limit the compiler gives up
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    # on a CPU kernels are short, and calling them one by one from Python would be a fifth of a round of a small model
-    options: dict[str, Any] = {"cpp_wrapper": device == "cpu"}
-    if hasattr(torch.compiler, "skip_guard_on_globals_unsafe"):  # else PyTorch is too old to be told
-        options["guard_filter_fn"] = _worth_checking
-    return torch.compile(function, dynamic=False, options=options)
-
-
-def _worth_checking(guards: Sequence[Any]) -> list[bool]:
-    """What a compiled version was made for, that each call must check: all but the globals of this library and of PyTorch.
-
-    These are taken not to change while a program runs; checking them took longer than a step of a small model. Those that a
-    user's own functions use are checked.
-    """
-    return [not (g.is_global and _OURS.search(g.name)) for g in guards]
-
-
-@functools.cache
-def _can_compile() -> bool:
-    try:
-        torch.compile(lambda x: x + 1)(torch.zeros(1))
-        return True
-    except Exception as error:  # whatever is missing: a C++ compiler, Triton, a supported platform
-        reason = str(error).partition("\n")[0]
-        warn(f"compile: not available here, running eagerly ({type(error).__name__}: {reason})")
-        return False
