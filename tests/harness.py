@@ -568,6 +568,12 @@ CASES: dict[str, Case] = {
     "ffmdr": Case(
         FFMDR(beta=2.0, lr=0.1, epochs=3, accuracy=0.9), "auc_l1", ffmdr, participation=Independent(0.6)
     ),
+    "ffmdr-stops": Case(  # after one, two, three or all epochs, as it comes
+        FFMDR(beta=2.0, lr=0.1, epochs=4, accuracy=0.9, modulus=2.0),
+        "auc_l1",
+        ffmdr,
+        participation=Independent(0.6),
+    ),
     "ffmdr-fixed": Case(
         FFMDR(beta=0.7, lr=0.1, lr_dual=0.2, epochs=2, stop="fixed_epochs", relaxation=1.5),
         "quadratic",
