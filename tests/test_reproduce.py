@@ -442,15 +442,18 @@ def test_every_cell_of_auc_is_a_valid_config_and_in_one_part() -> None:
 def test_every_cell_of_cifar10_ih_is_a_valid_config_and_in_one_part() -> None:
     ih, base = experiment("codasca/cifar10-ih"), config.read(ROOT / "codasca/cifar10-ih/base.toml")
     for data, model in (("cifar10", "cnn"), ("cifar10", "densenet121"), ("cifar100", "resnet18")):
-        whole = ih.cells(False, data, model, "all")
+        whole = ih.reported([], False, data, model, "all")
         assert len(whole) == 4 * 6 * 2
+        tuned = ih.step_sizes([], False, data, model, "all")
+        assert len(tuned) == (len(whole) if model == "cnn" else 4 * 2)
         for pattern in (r"K\d+-\d+", r"K\d+-\d+-I\d+"):
             parts = [part for part in ih.OPTIONS["part"] if re.fullmatch(pattern, part)]
-            assert [c for part in parts for c in ih.cells(False, data, model, part)] == whole
+            assert [c for part in parts for c in ih.reported([], False, data, model, part)] == whole
         for cell in whole[:: 1 if model == "cnn" else 13]:
             made = _changed(base, {**cell.set, **cell.points[-1]}).tree
             I, algorithm = cell.at["I"], made["algorithm"]
-            assert made["train"]["rounds"] * I == ih.ITERATIONS and algorithm["stage_rounds"] * I == ih.STAGE
+            total = 20_480 if model == "cnn" else 4_096
+            assert made["train"]["rounds"] * I == total and algorithm["stage_rounds"] * I == 4_096
             assert (made["data"]["name"], made["model"]["name"], algorithm["local_steps"]) == (data, model, I)
             assert made["partition"]["clients"] == cell.at["K"]
 
@@ -458,7 +461,7 @@ def test_every_cell_of_cifar10_ih_is_a_valid_config_and_in_one_part() -> None:
 def ih_rows(change: dict[tuple[int, int, str, int], float]) -> list[dict[str, Any]]:
     """Rows of codasca/cifar10-ih in which every claim holds, but for what is changed: K, ratio, method, I."""
     rows = []
-    for cell in experiment("codasca/cifar10-ih").cells(False, "cifar10", "cnn", "all"):
+    for cell in experiment("codasca/cifar10-ih").reported([], False, "cifar10", "cnn", "all"):
         at = cell.at
         late = at["I"] > (32 if at["method"] == "CODA+" else 128)
         value = change.get((at["K"], at["ratio"], at["method"], at["I"]), 0.8 if late else 0.9)
