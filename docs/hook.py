@@ -317,10 +317,10 @@ def claims(paper: str) -> str:
 
 def wall_time(result: str) -> str:
     about = json.loads((results()[result] / "results.json").read_text())
-    where = "an H200" if "--device cuda" in about["command"] else "CPU cores"
+    where = "an H200" if "--device cuda" in about["command"] else "a CPU"
     parts = "; some parts are missing" if about.get("missing") else ""
     return (
-        f"{about['seconds'] / 60:.1f} minutes of {where}, seeds {', '.join(map(str, about['seeds']))}{parts}"
+        f"{about['seconds'] / 60:.1f} minutes on {where}, seeds {', '.join(map(str, about['seeds']))}{parts}"
     )
 
 
