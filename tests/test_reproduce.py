@@ -199,7 +199,7 @@ def test_results_keep_every_point_that_was_tried(
 
 TUNED_ON_ONE = """
 def reported(rows, quick):
-    return [Cell({{"method": r["method"], "at": 1}}, r["chosen"]) for r in rows]
+    return [Cell({{"method": r["method"], "at": 1}}, {{}}, [r["chosen"]]) for r in rows]
 
 STEPS = [lambda rows, quick: cells(quick), reported]
 
@@ -221,7 +221,22 @@ def test_tuning_on_fewer_seeds_is_reported_on_all(tmp_path: Path, monkeypatch: p
     results = json.loads((out / "results.json").read_text())
     assert results["seeds"] == [0, 1] and results["tuned_on"] == [0]
     assert [len(row["metrics"]["distance"]["values"]) for row in results["rows"]] == [2, 2]
-    assert "seeds [0, 1], mean ± std. Tuned on [0]." in (out / "table.md").read_text()
+    table = (out / "table.md").read_text()
+    assert "seeds [0, 1], mean ± std. Tuned on [0]." in table
+    assert table.count("- a, 1: {'algorithm.lr': 0.01}\n") == 1  # though two steps chose it
+
+
+def test_the_command_says_how_many_processes_there_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "base.toml").write_text(TOY.format(lr=0.01))
+    (tmp_path / "toy" / "experiment.py").write_text(TUNED.format(select="closeness"))
+    monkeypatch.setattr("fedsaddle.reproduce._root", lambda: tmp_path)
+    monkeypatch.setattr("fedsaddle.reproduce.finish", lambda *given: finish(*given[:-1]))  # in this one
+    for jobs, command in ((1, "fedsaddle reproduce toy"), (2, "fedsaddle reproduce toy --jobs 2")):
+        out = reproduce("toy", out=tmp_path / "out", progress=False, jobs=jobs)
+        assert json.loads((out / "results.json").read_text())["command"] == command
 
 
 def test_a_chosen_point_that_diverges_with_another_seed_is_shown(
@@ -493,6 +508,74 @@ def test_cifar10_ih_judges_no_place_that_lacks_an_interval() -> None:
     rows = [r for r in ih_rows({}) if r["K"] == 8 and (r["ratio"], r["method"], r["I"]) != (30, "CODA+", 512)]
     (verdict,) = experiment("codasca/cifar10-ih").judge(rows)
     assert verdict.claim.startswith("C-3.1: at K = 8, imratio 10 %")
+
+
+# ---- ffmdr -------------------------------------------------------------------------------------------------------
+
+SETS = ["a9a", "covtype", "ijcnn1", "phishing", "w8a"]
+
+
+def test_table_2_of_ffmdr_has_the_grids_of_the_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path))  # gisette is not there
+    table2, base = experiment("ffmdr/table2"), config.read(ROOT / "ffmdr/table2/base.toml")
+    first = table2.first([], False, "all")
+    assert [c.at["data"] for c in first[::5]] == SETS and len(first) == 25
+    assert [len(c.points) for c in first] == [4, 4, 8, 4, 16] * 5
+    assert all(table2.first([], False, data) == [c for c in first if c.at["data"] == data] for data in SETS)
+    rows = [{**c.at, "chosen": c.points[-1]} for c in first]
+    second = table2.accuracies(rows, False, "all")
+    eps = [{**rows[4]["chosen"], "algorithm.accuracy": a} for a in (0.95, 0.75, 0.5, 0.25, 0.05)]
+    assert second[4].points == eps and [len(c.points) for c in second] == [1, 1, 1, 1, 5] * 5
+    rows = [{**c.at, "chosen": c.points[-1]} for c in second]
+    last = table2.reported(rows, False, "all")
+    assert [c.points for c in last] == [[r["chosen"]] for r in rows]
+    for cell in [*first, *second, *last]:
+        made = _changed(base, {**cell.set, **cell.points[-1]}).tree
+        assert made["data"]["name"] == cell.at["data"] and made["train"]["rounds"] == 1000
+        assert made["data"].get("test") == (
+            0.2 if cell.at["data"] in ("covtype", "phishing", "w8a") else None
+        )
+
+
+def test_gisette_is_a_column_where_its_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path))
+    folder = tmp_path / fs.data.DATASETS["gisette"].folder
+    folder.mkdir(parents=True)
+    for layout in fs.data.DATASETS["gisette"].layouts:
+        for file in layout.unique_files():
+            (folder / file.name).touch()
+    assert experiment("ffmdr/table2").columns("all", False) == sorted([*SETS, "gisette"])
+
+
+def minimax_rows(change: dict[tuple[str, str], tuple[float, int]]) -> list[dict[str, Any]]:
+    """Rows of ffmdr/table2 on two sets in which every claim holds, but for what is changed: AUC and when it is reached."""
+    table2, rounds, rows = experiment("ffmdr/table2"), list(range(0, 1001, 20)), []
+    for data in SETS[:2]:
+        for method in table2.PAPER:
+            best, at = change.get((method, data), (0.9, 100) if method == "FFMDR" else (0.89, 200))
+            curve = [best if r >= at else 0.5 for r in rounds]
+            metrics = {"best": {"mean": best, "std": 0.001}, "valid_best": {"mean": best}}
+            curves = {"round": rounds, "valid_auc": [curve, curve]}
+            rows.append({"method": method, "data": data, "metrics": metrics, "curves": curves})
+        rows.append({"method": "centralised solve", "data": data, "metrics": {"best": {"mean": 0.9}}})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("claim", "change"),
+    [
+        ("C-4.1: FFMDR has the largest AUC of the five on covtype", {("CODASCA", "covtype"): (0.8995, 200)}),
+        ("C-4.2: FFMDR is the first to reach, on a9a", {("FEDNEST", "a9a"): (0.899, 80)}),
+        ("C-4.2: FFMDR is the first to reach, on a9a", {("FEDNEST", "a9a"): (0.9, 100)}),
+    ],
+)
+def test_table_2_judges_every_claim(claim: str, change: dict[tuple[str, str], tuple[float, int]]) -> None:
+    judge = experiment("ffmdr/table2").judge
+    assert len(judge(minimax_rows({}))) == 4 and all(v.holds for v in judge(minimax_rows({})))
+    failed = [v.claim for v in judge(minimax_rows(change)) if not v.holds]
+    assert any(c.startswith(claim) for c in failed)
+    (data,) = {d for _, d in change}
+    assert all(f"on {data}" in c for c in failed)
 
 
 # ---- variants and tuning in turn ---------------------------------------------------------------------------------

@@ -156,7 +156,8 @@ def reproduce(
         "command": f"fedsaddle reproduce {name}"
         + "".join(f" --{k} {v}" for k, v in told.items())
         + (" --quick" if quick else "")
-        + (f" --device {device}" if device else ""),
+        + (f" --device {device}" if device else "")
+        + (f" --jobs {jobs}" if jobs > 1 else ""),
         "options": chosen,
         "seeds": list(seeds),
         **({"tuned_on": list(tuned_on)} if list(tuned_on) != list(seeds) else {}),
@@ -293,7 +294,7 @@ def _markdown(
     ]
     if chosen:
         by = "on validation" if experiment.SELECT.startswith("valid") else f"by {experiment.SELECT}"
-        lines += [f"## Chosen {by}", "", *chosen, ""]
+        lines += [f"## Chosen {by}", "", *dict.fromkeys(chosen), ""]
     lines += ["## Claims", ""]
     for v in verdicts:
         verdict = (
