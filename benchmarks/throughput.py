@@ -2,13 +2,16 @@
 
     python benchmarks/throughput.py runs.jsonl ...
 
-Runs that were computed as one have the same seconds, with evaluations and compiling. Where several processes shared a GPU
-each line is one process's part of it. A client step is one minibatch of one client; TFLOP/s count the multiplications and
-additions of forward and backward passes, as in gpu.py, of local steps alone.
+Runs that were computed as one end together; their seconds have evaluations and compiling. Where several processes shared a
+GPU each line is one process's part of it. A client step is one minibatch of one client; TFLOP/s count the multiplications
+and additions of forward and backward passes, as in gpu.py, of local steps alone. Runs that diverged have no seconds and are
+left out.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -18,7 +21,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedsaddle import models
-from fedsaddle.journal import Journal
 from fedsaddle.parse import from_toml
 
 SHAPES = {"cifar10": (3, 32, 32)}
@@ -37,23 +39,33 @@ def client_steps(config: dict[str, Any]) -> int:
     return int(config["train"]["rounds"] * clients * config["algorithm"]["local_steps"])
 
 
+def samples(config: dict[str, Any]) -> int:
+    """Whose fields a client step computes: pairs have two sides, FedSGDA's steps two points."""
+    twice = config["problem"]["name"] == "pairwise_auc" or config["algorithm"]["name"] == "fedsgda"
+    return int(config["train"]["batch_size"]) * (2 if twice else 1)
+
+
+def together(runs: list[tuple[float, dict[str, Any]]]) -> float:
+    """Seconds of all groups of runs: those of a group ended within moments of one another."""
+    ends = sorted(seconds for seconds, _ in runs)
+    return sum(end for end, after in zip(ends, [*ends[1:], math.inf], strict=True) if after - end > 0.05)
+
+
 def main(paths: list[str]) -> None:
     for path in paths:
-        groups: dict[tuple[str, str, int, float], list[dict[str, Any]]] = defaultdict(list)
-        for text, entry in Journal(Path(path))._done.items():
-            config, seconds = from_toml(text), entry["metrics"].get("seconds")
+        by_method: dict[tuple[str, str, int], list[tuple[float, dict[str, Any]]]] = defaultdict(list)
+        for line in Path(path).read_text().splitlines():
+            entry = json.loads(line)
+            config, seconds = from_toml(entry["config"]), entry["metrics"].get("seconds")
             if seconds is not None and config["data"]["name"] in SHAPES:
-                name, batch = config["algorithm"]["name"], config["train"]["batch_size"]
-                groups[name, config["model"]["name"], batch, round(seconds, 1)].append(config)
-        print(f"{path}\n{'method':20} {'model':10} batch  runs  minutes  client steps/s  TFLOP/s")
-        for method in dict.fromkeys(key[:3] for key in groups):
-            own = {key: runs for key, runs in groups.items() if key[:3] == method}
-            steps = sum(client_steps(c) for runs in own.values() for c in runs)
-            seconds = sum(key[3] for key in own)
-            each = tflop(method[1], "cifar10") * method[2]
+                what = config["algorithm"]["name"], config["model"]["name"], samples(config)
+                by_method[what].append((seconds, config))
+        print(f"{path}\n{'method':20} {'model':10} samples  runs  minutes  client steps/s  TFLOP/s")
+        for (method, model, n), runs in by_method.items():
+            steps, seconds = sum(client_steps(config) for _, config in runs), together(runs)
             print(
-                f"{method[0]:20} {method[1]:10} {method[2]:5d} {sum(map(len, own.values())):5d} {seconds / 60:8.1f} "
-                f"{steps / seconds:15,.0f} {steps * each / seconds:8.1f}"
+                f"{method:20} {model:10} {n:7d} {len(runs):5d} {seconds / 60:8.1f} "
+                f"{steps / seconds:15,.0f} {steps * n * tflop(model, 'cifar10') / seconds:8.1f}"
             )
 
 

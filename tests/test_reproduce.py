@@ -473,6 +473,27 @@ def test_every_cell_of_cifar10_ih_is_a_valid_config_and_in_one_part() -> None:
             assert made["partition"]["clients"] == cell.at["K"]
 
 
+def test_a_larger_network_takes_its_step_size_from_one_interval() -> None:
+    ih = experiment("codasca/cifar10-ih")
+    options = {"data": "cifar10", "model": "resnet18", "part": "K8-10-I64"}
+    assert ih.tuned_on(**options) == [0] and ih.tuned_on(**options | {"model": "cnn"}) == ih.SEEDS
+    tuned = ih.step_sizes([], False, **options)
+    assert [(c.at["I"], len(c.points)) for c in tuned] == [(32, 3), (32, 3)]
+    rows = [{**c.at, "chosen": {"algorithm.lr": 0.5}} for c in tuned]
+    assert [(c.at["I"], c.points) for c in ih.reported(rows, False, **options)] == [
+        (64, [{"algorithm.lr": 0.5}])
+    ] * 2
+    whole = ih.reported(rows, False, **options | {"part": "all"})
+    assert [len(c.points) for c in whole].count(3) == 48 - 12  # of other places nothing is chosen yet
+
+
+@pytest.mark.parametrize("model", ["resnet18", "densenet121"])
+def test_the_quick_version_of_a_larger_network_is_valid(model: str) -> None:
+    ih, base = experiment("codasca/cifar10-ih"), config.read(ROOT / "codasca/cifar10-ih/base.toml")
+    for cell in ih.step_sizes([], True, "cifar10", model, "all"):
+        _changed(base, {**cell.set, **cell.points[-1]})
+
+
 def ih_rows(change: dict[tuple[int, int, str, int], float]) -> list[dict[str, Any]]:
     """Rows of codasca/cifar10-ih in which every claim holds, but for what is changed: K, ratio, method, I."""
     rows = []
@@ -515,8 +536,17 @@ def test_cifar10_ih_judges_no_place_that_lacks_an_interval() -> None:
 SETS = ["a9a", "covtype", "ijcnn1", "phishing", "w8a"]
 
 
+def at_hand(folder: Path, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data folder with files of these sets, which are empty, and of no others."""
+    monkeypatch.setenv("FEDSADDLE_DATA", str(folder))
+    for info in map(fs.data.DATASETS.__getitem__, names):
+        for file in info.layouts[0].unique_files():
+            (folder / info.folder).mkdir(parents=True, exist_ok=True)
+            (folder / info.folder / file.name).touch()
+
+
 def test_table_2_of_ffmdr_has_the_grids_of_the_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path))  # gisette is not there
+    at_hand(tmp_path, SETS, monkeypatch)
     table2, base = experiment("ffmdr/table2"), config.read(ROOT / "ffmdr/table2/base.toml")
     first = table2.first([], False, "all")
     assert [c.at["data"] for c in first[::5]] == SETS and len(first) == 25
@@ -538,13 +568,28 @@ def test_table_2_of_ffmdr_has_the_grids_of_the_paper(tmp_path: Path, monkeypatch
 
 
 def test_gisette_is_a_column_where_its_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path))
-    folder = tmp_path / fs.data.DATASETS["gisette"].folder
-    folder.mkdir(parents=True)
-    for layout in fs.data.DATASETS["gisette"].layouts:
-        for file in layout.unique_files():
-            (folder / file.name).touch()
+    at_hand(tmp_path, [*SETS, "gisette"], monkeypatch)
     assert experiment("ffmdr/table2").columns("all", False) == sorted([*SETS, "gisette"])
+
+
+def test_a_set_that_is_not_there_is_told_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_hand(tmp_path, SETS[:-1], monkeypatch)
+    with pytest.raises(FedsaddleError, match="w8a: found no "):
+        reproduce("ffmdr/table2", out=tmp_path / "out", progress=False)
+    assert not (tmp_path / "out/runs.jsonl").exists()
+
+
+def test_table_2_draws_every_set() -> None:
+    rows = minimax_rows({})
+    for row in rows:
+        if "curves" in row:
+            row["curves"]["auc"] = row["curves"]["valid_auc"]
+    fig = experiment("ffmdr/table2").figure(rows)
+    assert [a.text for a in fig.layout.annotations][:2] == SETS[:2]
+    assert len(fig.data) == 2 * 5 and sum(bool(line.showlegend) for line in fig.data) == 5
+    assert experiment("ffmdr/table2").tuned_on("all") == [0]
 
 
 def minimax_rows(change: dict[tuple[str, str], tuple[float, int]]) -> list[dict[str, Any]]:

@@ -44,9 +44,9 @@ def iterations(model):
     return (ITERATIONS if model == "cnn" else STAGE), STAGE
 
 
-def tuned_at(I, model):
+def tuned_at(I, quick, model):
     """The interval at which the step size for I is chosen."""
-    return I if model == "cnn" else INTERVALS[1]
+    return I if quick or model == "cnn" else INTERVALS[1]
 
 
 def tuned_on(model, **_):
@@ -91,7 +91,7 @@ def _grid(quick):
 
 
 def step_sizes(rows, quick, data, model, part):
-    places = [(K, ratio, tuned_at(I, model), label) for K, ratio, I, label in _places(quick, part)]
+    places = [(K, ratio, tuned_at(I, quick, model), label) for K, ratio, I, label in _places(quick, part)]
     return [_cell(*place, _grid(quick), quick, data, model) for place in dict.fromkeys(places)]
 
 
@@ -99,9 +99,8 @@ def reported(rows, quick, data, model, part):
     chosen = {(r["K"], r["ratio"], r["I"], r["method"]): [r["chosen"]] for r in rows}
 
     def points(K, ratio, I, label):
-        return chosen.get(
-            (K, ratio, tuned_at(I, model), label), _grid(quick)
-        )  # nothing chosen yet: of another part
+        """What was chosen; of a part that was not tuned yet, all that can be."""
+        return chosen.get((K, ratio, tuned_at(I, quick, model), label), _grid(quick))
 
     return [_cell(*place, points(*place), quick, data, model) for place in _places(quick, part)]
 
