@@ -18,10 +18,10 @@ import pandas as pd
 import pytest
 import torch
 
-from fedsaddle import cli, doctor
+from fedsaddle import cli, doctor, guesses
 from fedsaddle.config import load
 from fedsaddle.data import DATASETS
-from fedsaddle.new import AIMS, Wanted, _choice, _labels, _no_features, _positive, project
+from fedsaddle.new import AIMS, Wanted, project
 from fedsaddle.steps import largest_near_best
 from tests.conftest import Done
 
@@ -193,22 +193,22 @@ def test_a_label_that_is_not_given_is_called_a_guess(fedsaddle: Callable[..., Do
 
 def test_a_label_is_guessed_by_name_then_place_then_share() -> None:
     frame = loans()
-    assert _labels(frame)[0] == "defaulted"
+    assert guesses.labels(frame)[0] == "defaulted"
     named = frame.rename(columns={"defaulted": "f1"}).assign(flag=np.arange(300) % 2)
     for name in ("is_fraud", "Churned", "Readmitted30", "y", "TARGET", "death"):
-        assert _labels(named.rename(columns={"prior_default": name}))[0] == name
-    assert _labels(named.rename(columns={"prior_default": "daily"}))[0] == "flag"  # whole words count
+        assert guesses.labels(named.rename(columns={"prior_default": name}))[0] == name
+    assert guesses.labels(named.rename(columns={"prior_default": "daily"}))[0] == "flag"  # whole words count
     nameless = frame.rename(columns={"prior_default": "f1", "defaulted": "f2", "permanent_job": "f3"})
     nameless = nameless[["f1", *nameless.columns.drop("f1")]]
-    assert _labels(nameless)[0] == "f2"  # a fifth of its rows; of the others half
-    assert _labels(nameless.drop(columns="region"))[0] == "f3"  # the last column
+    assert guesses.labels(nameless)[0] == "f2"  # a fifth of its rows; of the others half
+    assert guesses.labels(nameless.drop(columns="region"))[0] == "f3"  # the last column
     assert (
-        _labels(frame.drop(columns=["defaulted", "region"]))[0] == "permanent_job"
+        guesses.labels(frame.drop(columns=["defaulted", "region"]))[0] == "permanent_job"
     )  # not a default of the past
     gaps = nameless.assign(f2=nameless["f2"].where(nameless.index > 0), clinic=["a"] * 290 + ["b"] * 10)
-    assert set(_labels(gaps)[:2]) == {"f1", "f3"}  # neither a column with gaps nor one of sites
+    assert set(guesses.labels(gaps)[:2]) == {"f1", "f3"}  # neither a column with gaps nor one of sites
     three = nameless.assign(outcome=np.arange(300) % 3)
-    assert _labels(three)[0] == "outcome"  # then --positive is asked for
+    assert guesses.labels(three)[0] == "outcome"  # then --positive is asked for
 
 
 def test_a_slip_of_the_pen_in_a_column_of_two_values_is_said(fedsaddle: Callable[..., Done]) -> None:
@@ -454,8 +454,8 @@ def test_the_label_that_is_offered_is_the_guess(
 
 def test_a_question_names_all_columns_or_the_likeliest() -> None:
     few, many = [f"c{i}" for i in range(20)], [f"c{i}" for i in range(300)]
-    assert all(f"'{name}'" in _choice(few, []) for name in few)
-    said = _choice(many, ["c299", "c150"])
+    assert all(f"'{name}'" in guesses.choice(few, []) for name in few)
+    said = guesses.choice(many, ["c299", "c150"])
     assert said.startswith("'c299', 'c150', 'c0', 'c1'") and said.endswith("'c17', ... (300 in all)")
 
 
@@ -529,10 +529,10 @@ def test_what_a_column_says_of_itself() -> None:
         "visit_id": np.arange(n), "patient_id": np.arange(n) // 2, "ward_id": np.arange(n) % 5, "age": np.arange(n),
         "day": days, "month": days.to_period("M").to_timestamp(),
     })  # fmt: skip
-    found = _no_features(frame, ["age"])
+    found = guesses.no_features(frame, ["age"])
     assert list(found) == ["visit_id", "patient_id", "day", "month"]
     assert found["patient_id"] == "120 numbers that are names, not amounts"
     assert found["day"] == found["month"] and found["day"].startswith("dates; make them numbers")
     rare_one, rare_two = pd.Series([1, 2, 2]), pd.Series([2, 1, 1])
-    assert (_positive(rare_one), _positive(rare_two)) == ("1", "2")  # codes: the rarer
-    assert _positive(pd.Series([1, 1, 0])) == _positive(pd.Series([1, 1, -1])) == "1"
+    assert (guesses.positive(rare_one), guesses.positive(rare_two)) == ("1", "2")  # codes: the rarer
+    assert guesses.positive(pd.Series([1, 1, 0])) == guesses.positive(pd.Series([1, 1, -1])) == "1"

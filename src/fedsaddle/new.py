@@ -14,20 +14,17 @@ import math
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fedsaddle import config as configs
+from fedsaddle import guesses
 from fedsaddle.data import DATASETS
-from fedsaddle.errors import BadRow, FedsaddleError, did_you_mean, first_line, short, similar_file
+from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, short, similar_file
 from fedsaddle.files import file_format, located, read_frame
 from fedsaddle.ingest import (
     MISSING,
-    MOST_VALUES,
     check_present,
     column,
     expand,
@@ -35,7 +32,6 @@ from fedsaddle.ingest import (
     no_column,
     numeric_frame,
     text_columns,
-    text_of,
 )
 from fedsaddle.parse import from_toml
 from fedsaddle.progress import spinner
@@ -45,26 +41,7 @@ CONFIG, SCRIPT = "run.toml", "run.py"
 MODELS = {"linear": "a weighted sum of the features", "mlp": "a small network"}
 OPTIONS: dict[str, dict[str, Any]] = {"linear": {"zero": True}, "mlp": {"hidden": [16]}}
 BUNDLED = tuple(name for name, info in DATASETS.items() if info.bundled and info.classes)
-_LABELS = (
-    "label", "target", "y", "outcome", "class", "event", "died", "death", "dead", "mortality", "survived", "readmitted",
-    "readmission", "deceased", "disease", "diagnosis", "positive", "default", "defaulted", "fraud", "fraudulent", "churn",
-    "churned", "claim", "response", "income",
-)  # fmt: skip
-_PAST = ("previous", "prev", "prior", "past", "last", "former", "history", "family")  # of a feature
-_SITES = (
-    "site", "hospital", "clinic", "center", "centre", "ward", "institution", "bank", "branch", "insurer", "company",
-    "client", "group", "region", "country", "state", "city", "source", "provider", "facility",
-)  # fmt: skip
-_YES = ("1", "True", "true", "yes", "Yes", "YES", "y", "Y", "positive", "Positive")
-_MOST_SITES = 1000
-_FEW_ROWS = 10  # a site is proposed to have at least so many, on average
-_MOST_GAPS = 0.5  # of a column's rows: one with so many, or more, is dropped
-_MOST_STRAYS = 0.05  # of a column's values: with no more texts among them, they are meant to be numbers
-_FEW_VALUES = 20  # of a label, where its name says that it is one
-_FEW_STRAYS = 3  # values beside two others: with no more, in a tenth of the rarer's rows, two are meant
-_MOST_ASKED = 20  # columns that a question names
 _TRIED = 10  # rounds, to find a step size
-_MOST_TOLD = 4  # other columns with two values
 
 
 class Aim(NamedTuple):
@@ -336,9 +313,9 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     with spinner(f"reading {path}"):
         decimal, frames, frame = _read(files, sep)
     names = list(frame.columns)
-    labels = _labels(frame)
+    labels = guesses.labels(frame)
     label = ask(
-        "--label", f"Which column is predicted ({_choice(names, labels)})", wanted.label, next(iter(labels), None),
+        "--label", f"Which column is predicted ({guesses.choice(names, labels)})", wanted.label, next(iter(labels), None),
         _column("--label", path, names), f"no column of {path} has two values",
     )  # fmt: skip
     guess = " (a guess; --label COLUMN chooses)" if wanted.label is None and not ask.terminal else ""
@@ -350,27 +327,27 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     values = levels(column(frame[label], label), label, "")[0]
     if len(values) < 2:
         raise FedsaddleError(f"new: column {label!r} has one value, {values[0]}; choose another --label")
-    beside = _beside(frame[label])
+    beside = guesses.beside(frame[label])
     if beside and wanted.positive is None and not ask.terminal:
-        _refuse_strays(files, frames, label, f"column {label!r}{guess} has {beside}", sep)
+        guesses.refuse_strays(files, frames, label, f"column {label!r}{guess} has {beside}", sep)
     positive = ask(
         "--positive", f"Which value of {label} is positive ({f'it has {beside}' if beside else short(values)})",
-        wanted.positive, _positive(frame[label]), _one_of("--positive", values),
+        wanted.positive, guesses.positive(frame[label]), _one_of("--positive", values),
         f"column {label!r}{guess} has {len(values)} values",
     )  # fmt: skip
     group = None
     if single:
-        others, likely = [n for n in names if n != label], _sites(frame, label)
+        others, likely = [n for n in names if n != label], guesses.sites(frame, label)
         group = ask(
-            "--site", f"Which column names the site ({_choice(others, likely)})", wanted.site,
+            "--site", f"Which column names the site ({guesses.choice(others, likely)})", wanted.site,
             next(iter(likely), None), _column("--site", path, others),
             f"no column of {path} looks like the name of a site",
         )  # fmt: skip
     elif wanted.site is not None:
         raise FedsaddleError("new: --site has no use, each file is a site; leave it out")
     used = [label, *([group] if group else [])]
-    _no_strays(files, frames, frame.drop(columns=used), sep, decimal)
-    dropped = _no_features(frame, used)
+    guesses.no_strays(files, frames, frame.drop(columns=used), sep, decimal)
+    dropped = guesses.no_features(frame, used)
     if len(dropped) + len(used) >= len(names):
         raise FedsaddleError(
             f"{files[0]}: no column is left as a feature; numbers or text of a few values are needed"
@@ -382,13 +359,13 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
         for name, n in gaps.items()
         if n
     }
-    stored = _as_stored(frame[label], positive)
+    stored = guesses.as_stored(frame[label], positive)
     kept = [name for name in left.columns if name in texts]
     guessed = group is not None and wanted.site is None and not ask.terminal
     tails = _tails(left[[name for name in left.columns if name not in texts]])
     return _source(
         path, folder, sep, decimal, label, group, guessed, stored, dropped, filled, len(files), kept, tails,
-        bool((frame[label] == stored).mean() > 0.5), guess, _others(frame, labels, used) if guess else [],
+        bool((frame[label] == stored).mean() > 0.5), guess, guesses.others(frame, labels, used) if guess else [],
     )  # fmt: skip
 
 
@@ -549,192 +526,6 @@ def _relative(path: Path, folder: Path) -> str:
         return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
     except ValueError:  # on another drive
         return str(path.resolve())
-
-
-# ------------------------------------------------------------------------------------ a look at the columns
-
-
-def _words(name: str) -> list[str]:
-    """The words of a column's name: "HospitalId" has hospital and id."""
-    return [w.lower() for w in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", name)]
-
-
-def _called(names: Iterable[str], known: Sequence[str]) -> list[str]:
-    """Names with one of these words, the best known first."""
-    ranked = [(known.index(w), name) for name in names for w in _words(name) if w in known]
-    return [name for _, name in sorted(ranked, key=lambda pair: pair[0])]
-
-
-def _choice(names: Sequence[str], likely: Sequence[str]) -> str:
-    """Columns to choose from: all, or of many the likeliest."""
-    if len(names) <= _MOST_ASKED:
-        return short(names, _MOST_ASKED)
-    first = list(dict.fromkeys([*likely, *names]))[:_MOST_ASKED]
-    return f"{short(first, _MOST_ASKED)}, ... ({len(names)} in all)"
-
-
-def _labels(frame: Any) -> list[str]:
-    """Columns that may be the label, the likeliest first: by name, then the last column, then by the share of positives."""
-    few = [c for c in frame.columns if 2 <= frame[c].nunique() <= _FEW_VALUES]
-    two = [c for c in few if frame[c].nunique() == 2]
-    sites = _called(two, _SITES)
-
-    def rank(c: str) -> tuple[bool, bool, float]:
-        counts = _counts(frame[c])
-        share = counts[str(_positive(frame[c]))] / counts.total()
-        return c in sites or bool(frame[c].isna().any()), c != frame.columns[-1], share
-
-    now = [c for c in few if not set(_words(c)) & set(_PAST)]
-    nearly = [c for c in now if _beside(frame[c])]
-    kinds = ([c for c in now if c in two], nearly, now)
-    named = next((found for names in kinds if (found := _called(names, _LABELS))), [])
-    return list(dict.fromkeys([*named, *sorted(two, key=rank)]))
-
-
-def _others(frame: Any, labels: Sequence[str], used: Sequence[str]) -> list[str]:
-    """What is said of columns that might have been the label."""
-    two = [c for c in labels if c not in used and frame[c].nunique() == 2]
-    said = [f"also two-valued: {short(two, _MOST_TOLD)}"] if two else []
-    texts = [c for c in text_columns(frame) if c not in used]
-    return said + [f"{c!r} has {beside}" for c in texts if (beside := _beside(frame[c]))]
-
-
-def _counts(values: Any) -> Counter[str]:
-    """How often each value is there."""
-    counts: Counter[str] = Counter()
-    for value, n in values.value_counts().items():
-        counts[text_of(value)] += int(n)
-    return +counts  # without the unused values of a categorical column
-
-
-def _strays(values: Any) -> Counter[str]:
-    """Values in a few rows of a column that has two others."""
-    counts = _counts(values) if values.nunique() <= _FEW_VALUES else Counter()
-    if not 2 < len(counts) <= 2 + _FEW_STRAYS:
-        return Counter()
-    usual = counts.most_common(2)
-    rest = counts - Counter(dict(usual))
-    return rest if 10 * rest.total() <= usual[1][1] else Counter()
-
-
-def _beside(values: Any) -> str:
-    """Two values and the few others in words: 0, 1 and in 1 row 'unknown'; nothing for other columns."""
-    if not (strays := _strays(values)):
-        return ""
-    usual, n = sorted(_counts(values) - strays), strays.total()
-    return f"{', '.join(usual)} and in {n} row{'s' * (n > 1)} {short(strays)}"
-
-
-def _refuse_strays(files: Sequence[Path], frames: Sequence[Any], label: str, what: str, sep: str) -> None:
-    """Refuse a label with a few other values, naming the first row of one."""
-    import pandas
-
-    strays = _strays(pandas.concat([own[label] for own in frames]))
-    for file, own in zip(files, frames, strict=True):
-        here = [text_of(value) in strays for value in own[label]]
-        if any(here):
-            with located(file, sep):
-                where = f"{', the first' if strays.total() > 1 else ''} at row {here.index(True)}"
-                remedy = "correct it or drop the row; with --positive VALUE all other values are negative"
-                raise BadRow(what + where, here.index(True), remedy)
-
-
-def _sites(frame: Any, label: str) -> list[str]:
-    """Columns that may name the site, the likeliest first."""
-    texts = set(text_columns(frame))
-
-    def suits(c: str, most: int) -> bool:
-        n = int(frame[c].nunique(dropna=True))
-        return c != label and 2 <= n <= most and n * _FEW_ROWS <= len(frame)
-
-    known = _called([c for c in frame.columns if suits(c, _MOST_SITES)], _SITES)
-    other = [c for c in frame.columns if c in texts and suits(c, _MOST_SITES) and frame[c].nunique() > 2]
-    return [*known, *other]
-
-
-def _positive(values: Any) -> str | None:
-    """The value that says yes, else the rarer of two."""
-    counts = _counts(values)
-    if len(counts) != 2:
-        return None
-    said = [
-        yes for yes in _YES if yes in counts and not (yes == "1" and "2" in counts)
-    ]  # 1 and 2 are mere codes
-    return said[0] if said else min(counts, key=lambda k: counts[k])
-
-
-def _as_stored(values: Any, text: str) -> Any:
-    """A label's value as a config has it: a number where the column has numbers."""
-    for value in values.unique().tolist():
-        if text_of(value) == text:
-            if isinstance(value, bool | np.bool_):
-                return bool(value)
-            return int(value) if isinstance(value, float) and value.is_integer() else value
-    return text
-
-
-def _no_features(frame: Any, used: Sequence[str]) -> dict[str, str]:
-    """Columns that cannot be features, and why."""
-    texts, out = set(text_columns(frame)), {}
-    for name in frame.columns:
-        if name in used:
-            continue
-        values, present = frame[name], frame[name].dropna()
-        share = 1 - len(present) / len(values)
-        if values.dtype.kind in "mM" or (
-            name in texts and values.nunique() > MOST_VALUES and _are_dates(values)
-        ):
-            out[name] = "dates; make them numbers to use it, such as days since the first"
-        elif share >= _MOST_GAPS:
-            out[name] = f"{share:.0%} of its values are missing"
-        elif name in texts and present.nunique() == len(present):
-            out[name] = "a text for each row"
-        elif name in texts and values.nunique() > MOST_VALUES:
-            out[name] = f"text with {values.nunique()} distinct values; group them to use it"
-        elif "id" in _words(name) and _are_whole(present):
-            n = present.nunique()
-            if n == len(present):
-                out[name] = "a number for each row"
-            elif n > MOST_VALUES:
-                out[name] = f"{n} numbers that are names, not amounts"
-    return out
-
-
-def _no_strays(files: Sequence[Path], frames: Sequence[Any], features: Any, sep: str, decimal: str) -> None:
-    """Refuse a text in a column of numbers, which would cost the column."""
-    import pandas
-
-    def are_texts(values: Any) -> Any:
-        texts = values.reset_index(drop=True).dropna().astype(str).str.replace(decimal, ".", regex=False)
-        return pandas.to_numeric(texts, errors="coerce").isna()
-
-    for name in text_columns(features):
-        odd = are_texts(features[name])
-        gaps = 1 - len(odd) / len(features)
-        if gaps >= _MOST_GAPS or "id" in _words(name) or not 0 < odd.mean() <= _MOST_STRAYS:
-            continue
-        for file, own in zip(files, frames, strict=True):
-            if name in own.columns and (here := are_texts(own[name])).any():
-                row = int(here.idxmax())
-                what = f"column {name!r} has numbers, but {own[name].iloc[row]!r} at row {row}"
-                more = f" ({int(odd.sum())} such values in all)" if odd.sum() > 1 else ""
-                with located(file, sep):
-                    raise BadRow(
-                        what + more,
-                        row,
-                        "correct it or drop the row; if these are codes, take the column out",
-                    )
-
-
-def _are_whole(values: Any) -> bool:
-    """Whether a column has whole numbers; pandas reads them as fractions where there are gaps."""
-    return values.dtype.kind in "iu" or (values.dtype.kind == "f" and bool((values % 1 == 0).all()))
-
-
-def _are_dates(values: Any) -> bool:
-    """Whether the first texts of a column are days, such as 2024-01-31, 31.01.2024 or 1/31/24."""
-    first = [str(v) for v in values.dropna().head(20)]
-    return all(re.match(r"(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d\d(\d\d)?)\b", v) for v in first)
 
 
 # -------------------------------------------------------------------------------------------------- answers

@@ -1,0 +1,221 @@
+"""What the columns of a table may be, as `fedsaddle new` proposes it: label, sites, positive value, and what is no feature.
+
+Names count first, then values. What cannot be meant, such as a text among numbers, is refused with its row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsaddle.errors import BadRow, short
+from fedsaddle.files import located
+from fedsaddle.ingest import MOST_VALUES, text_columns, text_of
+
+_LABELS = (
+    "label", "target", "y", "outcome", "class", "event", "died", "death", "dead", "mortality", "survived", "readmitted",
+    "readmission", "deceased", "disease", "diagnosis", "positive", "default", "defaulted", "fraud", "fraudulent", "churn",
+    "churned", "claim", "response", "income",
+)  # fmt: skip
+_PAST = ("previous", "prev", "prior", "past", "last", "former", "history", "family")  # of a feature
+_SITES = (
+    "site", "hospital", "clinic", "center", "centre", "ward", "institution", "bank", "branch", "insurer", "company",
+    "client", "group", "region", "country", "state", "city", "source", "provider", "facility",
+)  # fmt: skip
+_YES = ("1", "True", "true", "yes", "Yes", "YES", "y", "Y", "positive", "Positive")
+_MOST_SITES = 1000
+_FEW_ROWS = 10  # a site is proposed to have at least so many, on average
+_MOST_GAPS = 0.5  # of a column's rows: one with so many, or more, is dropped
+_MOST_STRAYS = 0.05  # of a column's values: with no more texts among them, they are meant to be numbers
+_FEW_VALUES = 20  # of a label, where its name says that it is one
+_FEW_STRAYS = 3  # values beside two others: with no more, in a tenth of the rarer's rows, two are meant
+_MOST_ASKED = 20  # columns that a question names
+_MOST_TOLD = 4  # other columns with two values
+
+
+def _words(name: str) -> list[str]:
+    """The words of a column's name: "HospitalId" has hospital and id."""
+    return [w.lower() for w in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", name)]
+
+
+def _called(names: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Names with one of these words, the best known first."""
+    ranked = [(known.index(w), name) for name in names for w in _words(name) if w in known]
+    return [name for _, name in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def choice(names: Sequence[str], likely: Sequence[str]) -> str:
+    """Columns to choose from: all, or of many the likeliest."""
+    if len(names) <= _MOST_ASKED:
+        return short(names, _MOST_ASKED)
+    first = list(dict.fromkeys([*likely, *names]))[:_MOST_ASKED]
+    return f"{short(first, _MOST_ASKED)}, ... ({len(names)} in all)"
+
+
+def labels(frame: Any) -> list[str]:
+    """Columns that may be the label, the likeliest first: by name, then the last column, then by the share of positives."""
+    few = [c for c in frame.columns if 2 <= frame[c].nunique() <= _FEW_VALUES]
+    two = [c for c in few if frame[c].nunique() == 2]
+    sites = _called(two, _SITES)
+
+    def rank(c: str) -> tuple[bool, bool, float]:
+        counts = _counts(frame[c])
+        share = counts[str(positive(frame[c]))] / counts.total()
+        return c in sites or bool(frame[c].isna().any()), c != frame.columns[-1], share
+
+    now = [c for c in few if not set(_words(c)) & set(_PAST)]
+    nearly = [c for c in now if beside(frame[c])]
+    kinds = ([c for c in now if c in two], nearly, now)
+    named = next((found for names in kinds if (found := _called(names, _LABELS))), [])
+    return list(dict.fromkeys([*named, *sorted(two, key=rank)]))
+
+
+def others(frame: Any, labels: Sequence[str], used: Sequence[str]) -> list[str]:
+    """What is said of columns that might have been the label."""
+    two = [c for c in labels if c not in used and frame[c].nunique() == 2]
+    said = [f"also two-valued: {short(two, _MOST_TOLD)}"] if two else []
+    texts = [c for c in text_columns(frame) if c not in used]
+    return said + [f"{c!r} has {values}" for c in texts if (values := beside(frame[c]))]
+
+
+def _counts(values: Any) -> Counter[str]:
+    """How often each value is there."""
+    counts: Counter[str] = Counter()
+    for value, n in values.value_counts().items():
+        counts[text_of(value)] += int(n)
+    return +counts  # without the unused values of a categorical column
+
+
+def _strays(values: Any) -> Counter[str]:
+    """Values in a few rows of a column that has two others."""
+    counts = _counts(values) if values.nunique() <= _FEW_VALUES else Counter()
+    if not 2 < len(counts) <= 2 + _FEW_STRAYS:
+        return Counter()
+    usual = counts.most_common(2)
+    rest = counts - Counter(dict(usual))
+    return rest if 10 * rest.total() <= usual[1][1] else Counter()
+
+
+def beside(values: Any) -> str:
+    """Two values and the few others in words: 0, 1 and in 1 row 'unknown'; nothing for other columns."""
+    if not (strays := _strays(values)):
+        return ""
+    usual, n = sorted(_counts(values) - strays), strays.total()
+    return f"{', '.join(usual)} and in {n} row{'s' * (n > 1)} {short(strays)}"
+
+
+def refuse_strays(files: Sequence[Path], frames: Sequence[Any], label: str, what: str, sep: str) -> None:
+    """Refuse a label with a few other values, naming the first row of one."""
+    import pandas
+
+    strays = _strays(pandas.concat([own[label] for own in frames]))
+    for file, own in zip(files, frames, strict=True):
+        here = [text_of(value) in strays for value in own[label]]
+        if any(here):
+            with located(file, sep):
+                where = f"{', the first' if strays.total() > 1 else ''} at row {here.index(True)}"
+                remedy = "correct it or drop the row; with --positive VALUE all other values are negative"
+                raise BadRow(what + where, here.index(True), remedy)
+
+
+def sites(frame: Any, label: str) -> list[str]:
+    """Columns that may name the site, the likeliest first."""
+    texts = set(text_columns(frame))
+
+    def suits(c: str, most: int) -> bool:
+        n = int(frame[c].nunique(dropna=True))
+        return c != label and 2 <= n <= most and n * _FEW_ROWS <= len(frame)
+
+    known = _called([c for c in frame.columns if suits(c, _MOST_SITES)], _SITES)
+    other = [c for c in frame.columns if c in texts and suits(c, _MOST_SITES) and frame[c].nunique() > 2]
+    return [*known, *other]
+
+
+def positive(values: Any) -> str | None:
+    """The value that says yes, else the rarer of two."""
+    counts = _counts(values)
+    if len(counts) != 2:
+        return None
+    said = [
+        yes for yes in _YES if yes in counts and not (yes == "1" and "2" in counts)
+    ]  # 1 and 2 are mere codes
+    return said[0] if said else min(counts, key=lambda k: counts[k])
+
+
+def as_stored(values: Any, text: str) -> Any:
+    """A label's value as a config has it: a number where the column has numbers."""
+    for value in values.unique().tolist():
+        if text_of(value) == text:
+            if isinstance(value, bool | np.bool_):
+                return bool(value)
+            return int(value) if isinstance(value, float) and value.is_integer() else value
+    return text
+
+
+def no_features(frame: Any, used: Sequence[str]) -> dict[str, str]:
+    """Columns that cannot be features, and why."""
+    texts, out = set(text_columns(frame)), {}
+    for name in frame.columns:
+        if name in used:
+            continue
+        values, present = frame[name], frame[name].dropna()
+        share = 1 - len(present) / len(values)
+        if values.dtype.kind in "mM" or (
+            name in texts and values.nunique() > MOST_VALUES and _are_dates(values)
+        ):
+            out[name] = "dates; make them numbers to use it, such as days since the first"
+        elif share >= _MOST_GAPS:
+            out[name] = f"{share:.0%} of its values are missing"
+        elif name in texts and present.nunique() == len(present):
+            out[name] = "a text for each row"
+        elif name in texts and values.nunique() > MOST_VALUES:
+            out[name] = f"text with {values.nunique()} distinct values; group them to use it"
+        elif "id" in _words(name) and _are_whole(present):
+            n = present.nunique()
+            if n == len(present):
+                out[name] = "a number for each row"
+            elif n > MOST_VALUES:
+                out[name] = f"{n} numbers that are names, not amounts"
+    return out
+
+
+def no_strays(files: Sequence[Path], frames: Sequence[Any], features: Any, sep: str, decimal: str) -> None:
+    """Refuse a text in a column of numbers, which would cost the column."""
+    import pandas
+
+    def are_texts(values: Any) -> Any:
+        texts = values.reset_index(drop=True).dropna().astype(str).str.replace(decimal, ".", regex=False)
+        return pandas.to_numeric(texts, errors="coerce").isna()
+
+    for name in text_columns(features):
+        odd = are_texts(features[name])
+        gaps = 1 - len(odd) / len(features)
+        if gaps >= _MOST_GAPS or "id" in _words(name) or not 0 < odd.mean() <= _MOST_STRAYS:
+            continue
+        for file, own in zip(files, frames, strict=True):
+            if name in own.columns and (here := are_texts(own[name])).any():
+                row = int(here.idxmax())
+                what = f"column {name!r} has numbers, but {own[name].iloc[row]!r} at row {row}"
+                more = f" ({int(odd.sum())} such values in all)" if odd.sum() > 1 else ""
+                with located(file, sep):
+                    raise BadRow(
+                        what + more,
+                        row,
+                        "correct it or drop the row; if these are codes, take the column out",
+                    )
+
+
+def _are_whole(values: Any) -> bool:
+    """Whether a column has whole numbers; pandas reads them as fractions where there are gaps."""
+    return values.dtype.kind in "iu" or (values.dtype.kind == "f" and bool((values % 1 == 0).all()))
+
+
+def _are_dates(values: Any) -> bool:
+    """Whether the first texts of a column are days, such as 2024-01-31, 31.01.2024 or 1/31/24."""
+    first = [str(v) for v in values.dropna().head(20)]
+    return all(re.match(r"(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d\d(\d\d)?)\b", v) for v in first)
