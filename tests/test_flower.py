@@ -55,6 +55,13 @@ def test_metrics_come_from_the_sites(tmp_path: Path) -> None:
     got, want = deployed(Fleet(whole, tmp_path), config, "other").metrics, simulated(whole, config).metrics
     for name in ("loss", "accuracy", "train_accuracy", "accuracy_clients", "accuracy_worst20"):
         assert got[name] == pytest.approx(want[name], abs=1e-6)
+    config = tree("scaffold") | {"problem": config["problem"]}  # by samples
+    by_samples = deployed(Fleet(whole, tmp_path), config, "third").metrics["loss"]
+    assert by_samples == pytest.approx(simulated(whole, config).metrics["loss"], abs=1e-6)
+    config["algorithm"] |= {"weights": "clients"}
+    assert by_samples != pytest.approx(
+        deployed(Fleet(whole, tmp_path), config, "fourth").metrics["loss"], abs=1e-4
+    )
 
 
 def test_a_part_sent_once_is_sent_once(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ class Clients(ABC):
         self.unscaled = "x" in federation.data and federation.scaling is None  # features as the user has them
         self.seeds = tuple(seeds)  # one, or those of R replicas that are computed together
         self.participation = participation
+        self.algorithm: Any = None  # whose work it is; the run says so
         self.traffic = Traffic()
         self.spent: dict[str, float] = {}  # where the seconds went, where an engine measures that
         self.failures = 0  # clients that were asked and did not answer, over the run

@@ -253,6 +253,7 @@ class Run:
         self.eval_every = eval_every or max(1, rounds // 50)
         self.machine = machine
         self.clients = machine.clients(problem, federation, participation, batching, seed)
+        self.clients.algorithm = algorithm
         parts = {"train": federation, "valid": federation.valid, "test": federation.test}
         self._splits = {
             k: Split(v, machine.device, machine.dtype, machine.offload, algorithm.counting)
@@ -376,6 +377,9 @@ class Run:
         if not self.evaluated(r) or not any(finite):
             return [Found(ok, None) for ok in finite]
         problem, sound = self.clients.problem, z[torch.tensor(finite, device=z.device)]
+        if not self.algorithm.shared_dual:  # the server's y has no meaning
+            x, y = sound.split((problem.n_x, problem.n_y), dim=-1)
+            sound = torch.cat([x, torch.full_like(y, torch.nan)], dim=-1)
         with repeatable(z.device):
             made = iter(self.clients.evaluate(problem, sound, self._splits, self.federation))
         return [Found(ok, next(made) if ok else None) for ok in finite]
@@ -619,7 +623,7 @@ class Run:
             record |= {
                 k: v if math.isfinite(v) else None  # None: undefined
                 for k, v in found.evaluation.values.items()
-                if k != "dual_distance" or self.algorithm.shared_dual
+                if self.algorithm.shared_dual or not self.problem.n_y or k not in self.problem.of_dual
             }
             self._by_client = found.evaluation.by_client
             monitors = {

@@ -41,22 +41,29 @@ def pooled_auc(counts: Sequence[Any]) -> dict[str, float]:
     return values
 
 
-def together(values: dict[str, float], heads: Mapping[int, Head], n: int) -> Evaluation:
-    """What the sites have measured as one evaluation: means over sites, or over samples, and each site's own."""
+def together(values: dict[str, float], heads: Mapping[int, Head], weights: Sequence[float]) -> Evaluation:
+    """What the sites have measured as one evaluation: means, and each site's own.
+
+    Args:
+        weights: of each site in the objective.
+    """
     measured = {i: head.get("values", {}) for i, head in heads.items()}
     by_client: dict[str, list[float]] = {}
     for name in ("auc", "accuracy"):
         if any(f"{name}_clients" in m for m in measured.values()):
-            by_client[name] = [measured.get(i, {}).get(f"{name}_clients", math.nan) for i in range(n)]
+            by_client[name] = [
+                measured.get(i, {}).get(f"{name}_clients", math.nan) for i in range(len(weights))
+            ]
             values |= metrics.spread(by_client[name], name)
     for name, split in (("accuracy", "test"), ("valid_accuracy", "valid"), ("train_accuracy", "train")):
         sized = ((m.get(name), heads[i].get("sizes", {}).get(split, 0)) for i, m in measured.items())
         known = [(value, size) for value, size in sized if value is not None and size > 0]
         if known:
             values[name] = sum(v * size for v, size in known) / sum(size for _, size in known)
-    losses = [m["loss"] for m in measured.values() if "loss" in m]
+    losses = {i: m["loss"] for i, m in measured.items() if "loss" in m}
     if losses:
-        values["loss"] = sum(losses) / len(losses)
+        total = sum(weights[i] for i in losses)
+        values["loss"] = sum(weights[i] * loss for i, loss in losses.items()) / total
     if any("single_class_clients" in m for m in measured.values()):
         values["single_class_clients"] = sum(m.get("single_class_clients", 0) for m in measured.values())
     return Evaluation(values, by_client)

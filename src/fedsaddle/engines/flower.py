@@ -122,7 +122,6 @@ class Flower(Clients):
         self._committed = list(self._tags)
         self._missed: set[int] = set()  # the round's own participants that missed one of its phases
         self.phase_seconds: list[float] = []
-        self.algorithm: Any = None
 
     # ---- memory, which is at the sites -------------------------------------------------------------------
 
@@ -153,9 +152,7 @@ class Flower(Clients):
 
     def _run(self, work: Work, message: Any, who: Draw, phase: int) -> Iterator[tuple[np.ndarray, Any]]:
         owner: Any = work.__self__  # type: ignore[attr-defined]
-        if not isinstance(owner, Problem):
-            self.algorithm = owner
-        classes = classes_of(owner, self.problem, *([self.algorithm] if self.algorithm is not None else []))
+        classes = classes_of(self.algorithm, self.problem)
         name = f"{'problem' if isinstance(owner, Problem) else 'algorithm'}.{work.__name__}"
         place = {int(client): at for at, client in enumerate(who.ids)}
         own_round = who is self._cohort
@@ -297,7 +294,9 @@ class Flower(Clients):
         if any(part is not None for sketch in sketches for part in sketch):
             counts = self._measure(1, (point, AUC_TARGET, cuts_of(sketches)), list(first))
             values = pooled_auc([tree for tree, _ in counts.values()])
-        return [together(values, {i: head for i, (_, head) in first.items()}, self.n_clients)]
+        by_samples = self.algorithm.counting == "samples"
+        weights = self.size_weights if by_samples else torch.ones(self.n_clients)
+        return [together(values, {i: head for i, (_, head) in first.items()}, weights.tolist())]
 
     def _measure(
         self, phase: int, message: Any, who: Sequence[int] | None = None
