@@ -95,6 +95,7 @@ def clients_of(fed: Federation) -> list[dict[str, np.ndarray]]:
     return [{k: v.numpy() for k, v in fed.client(i).items()} for i in range(fed.n_clients)]
 
 
+L1 = 0.05  # weight of the l1 term of "auc_l1"
 SIZES = (9, 3, 14, 6, 5, 11)  # client 1 is smaller than the minibatch of 4
 FEATURES = 3
 
@@ -248,7 +249,7 @@ TWINS: dict[str, Twin] = {
         refproblems.auc_margin_project,
         start=(1.5, -0.5, 0.2),
     ),
-    "auc_l1": Twin(lambda: AUC(_linear(), regulariser="l1(0.05)"), binary, FEATURES + 3, 1, _auc),
+    "auc_l1": Twin(lambda: AUC(_linear(), regulariser=f"l1({L1})"), binary, FEATURES + 3, 1, _auc),
     "logistic": Twin(lambda: ERM(_linear(), loss="logistic"), binary, FEATURES + 1, 0, _logistic),
     "cross_entropy": Twin(
         lambda: ERM(_linear(3), loss="cross_entropy"), three_classes, 3 * FEATURES + 3, 0, _softmax
@@ -451,6 +452,7 @@ CASES: dict[str, Case] = {
     ),
     "codasca-quadratic": Case(CODASCA(**STAGES), "quadratic", ref.codasca, Batching(2)),
     "codasca-margin": Case(CODASCA(**STAGES), "auc_margin", ref.codasca),
+    "codasca-l1": Case(CODASCA(lr=0.2, local_steps=3, output="last"), "auc_l1", ref.codasca),
     "codasca-full_batch": Case(CODASCA(**STAGES), "auc_pooled", ref.codasca, FULL),
     "published": Case(
         PublishedCODASCA(
@@ -600,6 +602,15 @@ CASES: dict[str, Case] = {
     "ffmdr-exact": Case(
         FFMDR(beta=2.0, solver="exact", server_prox="printed"), "auc_l1", ffmdr, participation=SOME
     ),
+    "ffmdr-samples": Case(
+        FFMDR(beta=2.0, lr=0.1, epochs=4, accuracy=0.9, weights="samples"),
+        "auc_l1",
+        ffmdr,
+        participation=Independent(0.6),
+    ),
+    "ffmdr-exact-samples": Case(
+        FFMDR(beta=2.0, solver="exact", weights="samples"), "auc_l1", ffmdr, participation=SOME
+    ),
     # the baselines of FFMDR's paper
     "momentum_local_sgda": Case(
         MomentumLocalSGDA(lr=0.2, lr_dual=0.3, local_steps=3, mixing=0.8, momentum=0.5, momentum_dual=0.7),
@@ -610,6 +621,9 @@ CASES: dict[str, Case] = {
     "momentum_local_sgda-margin": Case(
         MomentumLocalSGDA(lr=0.2, local_steps=2), "auc_margin", ref_ffmdr.momentum_local_sgda, REPLACE
     ),
+    "momentum_local_sgda-l1": Case(
+        MomentumLocalSGDA(lr=0.2, local_steps=3, mixing=0.8), "auc_l1", ref_ffmdr.momentum_local_sgda
+    ),
     "fed_norm_sgda": Case(
         FedNormSGDA(lr=0.1, lr_dual=0.2, local_epochs=2, server_lr=0.8, weights="samples"),
         "auc",
@@ -618,6 +632,19 @@ CASES: dict[str, Case] = {
     ),
     "fed_norm_sgda-equal": Case(
         FedNormSGDA(lr=0.1, local_steps=3), "quadratic", ref_ffmdr.fed_norm_sgda, Batching(2), SOME
+    ),
+    "fed_norm_sgda-l1": Case(
+        FedNormSGDA(lr=0.1, local_epochs=1, server_lr=0.8),
+        "auc_l1",
+        ref_ffmdr.fed_norm_sgda,
+        participation=SOME,
+    ),
+    "fedsgda_plus-l1": Case(
+        FedSGDAPlus(lr=0.2, local_steps=3, refresh=4, server_lr=0.9), "auc_l1", ref_ffmdr.fedsgda_plus
+    ),
+    "fedsgda_m-l1": Case(FedSGDAM(lr=0.2, local_steps=3), "auc_l1", ref_ffmdr.fedsgda_m),
+    "fednest-l1": Case(
+        FedNest(lr=0.5, lr_dual=0.4, local_steps=3), "auc_l1", ref_ffmdr.fednest, participation=SOME
     ),
     "fedsgda_plus": Case(
         FedSGDAPlus(lr=0.1, lr_dual=0.2, local_steps=3, refresh=4, server_lr=0.9),
@@ -838,6 +865,10 @@ def reference_arguments(case: Case) -> dict[str, Any]:
     if "v_ref0" in accepted:  # the noise itself is the library's choice
         z = torch.zeros(1, twin.n_x + twin.n_y, dtype=torch.float64)
         arguments["v_ref0"] = alg.memory(z, twin.problem()).v_ref[0].numpy()
+    project = twin.project
+    if case.twin == "auc_l1":  # of one stage, with one step size
+        prox = ref_ffmdr.l1_prox(L1, FEATURES)
+        project = lambda z: prox(z, alg.lr)  # the first entries are the weights
     return dict(
         field=field,
         who=who,
@@ -845,7 +876,7 @@ def reference_arguments(case: Case) -> dict[str, Any]:
         z0=twin.z0(),
         n_x=twin.n_x,
         rounds=case.rounds,
-        project=twin.project,
+        project=project,
         **arguments,
     )
 
@@ -897,8 +928,10 @@ def ffmdr_arguments(case: Case) -> dict[str, Any]:
     sizes = [len(next(iter(c.values()))) for c in clients]
     d = twin.n_x + twin.n_y
 
+    c = [n * len(sizes) / sum(sizes) if alg.weights == "samples" else 1.0 for n in sizes]  # of f_k
+
     def on(k: int, z: np.ndarray, rows: list[int], w: list[float]) -> np.ndarray:
-        return twin.field(z, {f: v[rows] for f, v in clients[k].items()}, w, clients)
+        return c[k] * twin.field(z, {f: v[rows] for f, v in clients[k].items()}, w, clients)
 
     def full(k: int, z: np.ndarray) -> np.ndarray:
         return on(k, z, list(range(sizes[k])), [1 / sizes[k]] * sizes[k])
@@ -915,10 +948,13 @@ def ffmdr_arguments(case: Case) -> dict[str, Any]:
         u = np.linalg.solve(H + on_x, right)
         return u[: twin.n_x], u[twin.n_x :]
 
-    modulus = alg.modulus
-    if modulus is None and case.twin == "auc_l1":
+    def modulus(k: int) -> float:
+        if alg.modulus is not None:
+            return alg.modulus
+        assert case.twin == "auc_l1"
         p = refproblems.client_mean_p([c["y"] for c in clients])
-        modulus = min(1 / alg.beta, 2 * p * (1 - p))
+        return min(1 / alg.beta, c[k] * 2 * p * (1 - p))
+
     exact = alg.solver == "exact"
     return dict(
         field=lambda k, z, r, t: on(k, z, *draw(k, r, t)),
@@ -943,7 +979,7 @@ def ffmdr_arguments(case: Case) -> dict[str, Any]:
         modulus=modulus,
         tolerance=alg.tolerance,
         relaxation=alg.relaxation,
-        prox=ref_ffmdr.l1_prox(0.05, FEATURES) if case.twin == "auc_l1" else ref_ffmdr.no_prox,
+        prox=ref_ffmdr.l1_prox(L1, FEATURES) if case.twin == "auc_l1" else ref_ffmdr.no_prox,
         server_prox=alg.server_prox,
         project=twin.project,
     )
@@ -969,6 +1005,7 @@ def local_minimax_arguments(case: Case) -> dict[str, Any]:
         z0=twin.z0(),
         n_x=twin.n_x,
         rounds=case.rounds,
+        local_prox=ref_ffmdr.l1_prox(L1, FEATURES) if case.twin == "auc_l1" else ref_ffmdr.no_prox,
         project=twin.project,
     )
     steps = dict(lr=alg.lr, lr_dual=lr_dual, local_steps=alg.local_steps)

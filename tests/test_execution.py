@@ -499,10 +499,12 @@ def test_compiled_stages_with_the_proximal_steps_of_an_own_problem(
     [
         lambda lr: fs.CODASCA(gamma=0.1, **STAGES | {"lr": lr}),
         lambda lr: fs.FFMDR(beta=2.0, lr=lr, epochs=2),
+        lambda lr: fs.FFMDR(beta=2.0, lr=lr, epochs=2, solver="saga"),
+        lambda lr: fs.FFMDR(beta=20 * lr, solver="exact"),
         lambda lr: fs.FedNest(lr=lr, local_steps=3, inner_loops=2),
         lambda lr: fs.RSPairwise(**STAGES | {"lr": lr}),
     ],
-    ids=["codasca", "ffmdr", "fednest", "rs_pairwise"],
+    ids=["codasca", "ffmdr", "ffmdr-saga", "ffmdr-exact", "fednest", "rs_pairwise"],
 )
 def test_compiled_replicas(federation: fs.Federation, algorithm, traced) -> None:
     """Two step sizes with two seeds, which share minibatches, or all samples."""

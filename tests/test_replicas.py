@@ -70,7 +70,13 @@ CASES = {
     "rs_pairwise": lambda lr: RSPairwise(lr=lr, local_steps=3),
     "fedxl2": lambda lr: FeDXL2(lr=lr, local_steps=3, rate=1 - lr, momentum=10 * lr if lr < 0.1 else 0.9),
     "ffmdr": lambda lr: FFMDR(
-        beta=20 * lr, lr=lr, lr_dual=2 * lr, epochs=2, accuracy=10 * lr if lr < 0.1 else 0.9, monitor=True
+        beta=20 * lr,
+        lr=lr,
+        lr_dual=2 * lr,
+        epochs=2,
+        accuracy=10 * lr if lr < 0.1 else 0.9,
+        monitor=True,
+        weights="samples",
     ),
     "momentum_local_sgda": lambda lr: MomentumLocalSGDA(
         lr=lr, lr_dual=2 * lr, local_steps=3, momentum=5 * lr

@@ -550,7 +550,17 @@ def test_table_2_of_ffmdr_has_the_grids_of_the_paper(tmp_path: Path, monkeypatch
     table2, base = experiment("ffmdr/table2"), config.read(ROOT / "ffmdr/table2/base.toml")
     first = table2.first([], False, "all")
     assert [c.at["data"] for c in first[::5]] == SETS and len(first) == 25
-    assert [len(c.points) for c in first] == [4, 4, 8, 4, 16] * 5
+    for i, cell in enumerate(first):
+        steps = [0.1, 0.01, 0.001, 0.0001]  # of FEDNEST's whole loop
+        grid = {
+            "algorithm.lr": [s * cell.set["algorithm.local_steps"] for s in steps] if i % 5 == 3 else steps
+        }
+        grid |= {2: {"algorithm.server_lr": [1.0, 0.5]}, 4: {"algorithm.beta": [0.5, 5.0, 50.0, 500.0]}}.get(
+            i % 5, {}
+        )
+        assert cell.tune == grid
+    names = ["codasca", "fed_norm_sgda", "fedsgda_plus", "fednest", "ffmdr"]
+    assert [c.set["algorithm.name"] for c in first] == names * 5
     assert all(table2.first([], False, data) == [c for c in first if c.at["data"] == data] for data in SETS)
     rows = [{**c.at, "chosen": c.points[-1]} for c in first]
     second = table2.accuracies(rows, False, "all")
@@ -561,7 +571,11 @@ def test_table_2_of_ffmdr_has_the_grids_of_the_paper(tmp_path: Path, monkeypatch
     assert [c.points for c in last] == [[r["chosen"]] for r in rows]
     for cell in [*first, *second, *last]:
         made = _changed(base, {**cell.set, **cell.points[-1]}).tree
-        assert made["data"]["name"] == cell.at["data"] and made["train"]["rounds"] == 1000
+        assert made["data"]["name"] == cell.at["data"] and made["data"]["valid"] == 0.2
+        assert (made["train"]["rounds"], made["train"]["batch_size"]) == (1000, 40)
+        assert (made["partition"]["name"], made["partition"]["clients"]) == ("one_class", 20)
+        assert made["model"]["name"] == "linear"
+        assert made["problem"]["name"] == "auc" and made["problem"]["regulariser"] == "l1(0.001)"
         assert made["data"].get("test") == (
             0.2 if cell.at["data"] in ("covtype", "phishing", "w8a") else None
         )

@@ -81,6 +81,11 @@ class FlatModel:
         """Whether samples that replicas share are read once for all of them."""
         return self._layers is not None and not self._on_images
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether the outputs are seen to be linear in the parameters: one layer, perhaps after Flatten."""
+        return self._dense is not None
+
     def weights(self, device: torch.device) -> Tensor:
         """Where in the vector the parameters with two axes or more lie: weights, not biases."""
         if self._weights.device != device:

@@ -44,6 +44,7 @@ class Problem(ABC):
     fields: ClassVar[tuple[str, ...]] = ("x", "y")  # the data that a sample consists of
     pairwise: ClassVar[bool] = False  # whether losses are of pairs of samples, drawn from two sides
     real: ClassVar[tuple[str, ...]] = ()  # real numbers in which replicas may differ: tensors [R, 1, 1] then
+    of_dual: ClassVar[tuple[str, ...]] = ("dual_distance", "field_norm")  # metrics that read y
 
     @property
     @abstractmethod
@@ -117,6 +118,8 @@ class Problem(ABC):
 
     def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> list[Evaluation]:
         """Measures of progress at the server's iterates z [R, 1, d] of R replicas (1: a single run).
+
+        Where each client has its own dual, y is NaN, and what is in `of_dual` is left out of the records.
 
         Args:
             splits: "train", and "test" and "valid" where the federation has them.

@@ -143,10 +143,16 @@ VALUES: dict[str, Callable[..., Callable[[Tensor], Tensor]]] = {  # of regularis
 
 
 def named(spec: str | Prox) -> Prox:
-    """A projection from its name, with arguments if wanted ("simplex", "ball(10)"), or the function itself."""
+    """A projection from its name, with arguments if wanted ("simplex", "ball(10)"), or the function itself.
+
+    That of a regulariser has its `value`, of v.
+    """
     if not isinstance(spec, str):
         return spec
-    return called(spec, PROJECTIONS, "or pass a function f(v, lr)")
+    prox = called(spec, PROJECTIONS, "or pass a function f(v, lr)")
+    if spec.strip().partition("(")[0] in VALUES:
+        prox.value = called(spec, VALUES, "")  # type: ignore[attr-defined]
+    return prox
 
 
 class Regulariser(NamedTuple):

@@ -18,7 +18,8 @@ The l1 term of the baselines (7): subgradient = lambda adds lambda * sign(x_j), 
 client for the first `penalised` entries of x (None: all n_x), wherever a field is used, full ones included; or
 server_prox(v, step), the prox of step * g, is applied to the server's new x at the end of every round that had
 participants. Its step is prox_step, by default the length of the round's way in x: local steps times client step
-times the server's factor (each docstring has its own).
+times the server's factor (each docstring has its own). Or local_prox(v, step), the prox of step * g, is applied to x right
+after every local step, as in the proximal gradient method, with the size of that step in x, before project.
 """
 
 import numpy as np
@@ -73,6 +74,15 @@ def _with_l1(field, n_x, lam, penalised):
         return out
 
     return wrapped
+
+
+def _after(project, local_prox, n_x):
+    """(z, size of the step in x) -> z after its prox and projection."""
+
+    def after(z, step):
+        return project(np.concatenate([local_prox(z[:n_x], step), z[n_x:]]))
+
+    return after
 
 
 def _server_prox(z, n_x, server_prox, step):
@@ -133,7 +143,7 @@ def ffmdr(
       u <- project(u - step * direction), then table_j <- new_j; steps_per_epoch(k) steps an epoch.
     stop:
     - "fixed_epochs": exactly `epochs` epochs;
-    - "residual": after each epoch, at most `epochs`; it ends once ||T(u)||^2 <= eps modulus^2 ||u_old - u||^2, where
+    - "residual": after each epoch, at most `epochs`; it ends once ||T(u)||^2 <= eps modulus(k)^2 ||u_old - u||^2, where
       u_old is the warm start, or ||T(u)|| <= tolerance. T is not corrected for the projection, so with an active
       constraint the rule need never hold. Every client has its own end; at least one epoch is done;
     - "exact": (w_k, y_k) = solve(k, x_k), not projected; no epochs.
@@ -207,7 +217,7 @@ def ffmdr(
                     done[k] += 1
                     if stop == "residual":
                         size = np.sum(T(u) ** 2)
-                        if size <= eps * modulus**2 * np.sum((old[k] - u) ** 2):
+                        if size <= eps * modulus(k) ** 2 * np.sum((old[k] - u) ** 2):
                             stopped[k] = "rule"
                             break
                         if np.sqrt(size) <= tolerance:
@@ -312,9 +322,11 @@ def local_sgda(
     penalised=None,
     server_prox=None,
     prox_step=None,
+    local_prox=no_prox,
     project=identity,
 ):
     """algorithms.local_sgda with the l1 term. Default prox_step: server_lr * local_steps * lr. log[r]: local."""
+    after = _after(project, local_prox, n_x)
     field = _with_l1(field, n_x, subgradient, penalised)
     z = np.array(z0, dtype=float)
     step = _steps(len(z), n_x, lr, lr_dual)
@@ -326,7 +338,7 @@ def local_sgda(
             u = z.copy()
             local[k] = []
             for t in range(local_steps):
-                u = project(u - step * field(k, u, r, t))
+                u = after(u - step * field(k, u, r, t), lr)
                 local[k].append(u.copy())
         if local:
             z = z + server_lr * (sum(us[-1] for us in local.values()) / len(local) - z)
@@ -355,6 +367,7 @@ def momentum_local_sgda(
     penalised=None,
     server_prox=None,
     prox_step=None,
+    local_prox=no_prox,
     project=identity,
 ):
     """(trajectory, log) of Momentum Local SGDA (5.3).
@@ -371,6 +384,7 @@ def momentum_local_sgda(
     Sent: z and d down (z alone in the first round), u and d up. log[r]: d (after the round, None before the first
     participants), local {client: iterates}, directions {client: d after each local step}.
     """
+    after = _after(project, local_prox, n_x)
     field = _with_l1(field, n_x, subgradient, penalised)
     z = np.array(z0, dtype=float)
     n = len(z)
@@ -393,7 +407,7 @@ def momentum_local_sgda(
             local[k] = []
             directions[k] = []
             for s in range(local_steps):
-                u = project(u - a * step * d)
+                u = after(u - a * step * d, a * lr)
                 d = (1 - b * a) * d + b * a * field(k, u, r, first + s)
                 local[k].append(u.copy())
                 directions[k].append(d.copy())
@@ -434,12 +448,14 @@ def fed_norm_sgda(
     penalised=None,
     server_prox=None,
     prox_step=None,
+    local_prox=no_prox,
     project=identity,
 ):
     """(trajectory, log) of Fed-Norm-SGDA (5.4) with all a_i^k = 1.
 
     Client k takes I(k) steps u <- project(u - (eta_x, eta_y) * field), t = 0..I(k)-1, and sends G_k, the mean of its
     I(k) fields. Server: z <- project(z - I_eff * (gamma_x, gamma_y) * sum over the P participants of wt_k G_k), with
+    local_prox of step I_eff * gamma_x before it,
     wt_k = (N / P) w_k, w_k = 1/N or, with weights (one number per client of 0..N-1), weights[k] / sum of all N
     weights (so that the wt_k of a round need not sum to one). I_eff: None for the plain mean of I(k) over the
     participants, or a number.
@@ -447,6 +463,7 @@ def fed_norm_sgda(
     Default prox_step: I_eff * gamma_x; the prox comes after the projection. log[r]: G {client: vector}, I_eff (None
     without participants), local {client: iterates}.
     """
+    after = _after(project, local_prox, n_x)
     field = _with_l1(field, n_x, subgradient, penalised)
     z = np.array(z0, dtype=float)
     client_step = _steps(len(z), n_x, eta_x, eta_y)
@@ -464,7 +481,7 @@ def fed_norm_sgda(
             for t in range(I(k)):
                 h = field(k, u, r, t)
                 total += h
-                u = project(u - client_step * h)
+                u = after(u - client_step * h, eta_x)
                 local[k].append(u.copy())
             G[k] = total / I(k)
             numbers.append(I(k))
@@ -476,7 +493,7 @@ def fed_norm_sgda(
             for k in G:
                 w = 1 / N if weights is None else weights[k] / sum(weights)
                 direction += N / P * w * G[k]
-            z = project(z - effective * gamma * direction)
+            z = after(z - effective * gamma * direction, effective * gamma_x)
             z = _server_prox(z, n_x, server_prox, effective * gamma_x if prox_step is None else prox_step)
         trajectory.append(z.copy())
         log.append({"G": G, "I_eff": effective, "local": local})
@@ -503,6 +520,7 @@ def fedsgda_plus(
     penalised=None,
     server_prox=None,
     prox_step=None,
+    local_prox=no_prox,
     project=identity,
 ):
     """(trajectory, log) of FedSGDA+ (5.5).
@@ -513,6 +531,7 @@ def fedsgda_plus(
 
     Default prox_step: server_lr * local_steps * lr. log[r]: snapshot (used in the round), local {client: iterates}.
     """
+    after = _after(project, local_prox, n_x)
     field = _with_l1(field, n_x, subgradient, penalised)
     z = np.array(z0, dtype=float)
     step = _steps(len(z), n_x, lr, lr_dual)
@@ -528,7 +547,7 @@ def fedsgda_plus(
             for t in range(local_steps):
                 h = np.array(field(k, u, r, t), dtype=float)
                 h[n_x:] = field(k, np.concatenate([snapshot, u[n_x:]]), r, t)[n_x:]
-                u = project(u - step * h)
+                u = after(u - step * h, lr)
                 local[k].append(u.copy())
         if local:
             z = z + server_lr * (sum(us[-1] for us in local.values()) / len(local) - z)
@@ -555,6 +574,7 @@ def fedsgda_m(
     penalised=None,
     server_prox=None,
     prox_step=None,
+    local_prox=no_prox,
     project=identity,
 ):
     """(trajectory, log) of FedSGDA-M (5.5), STORM directions on each client.
@@ -568,6 +588,7 @@ def fedsgda_m(
     Default prox_step: local_steps * lr; v is not touched by the prox. log[r]: v (after the round, None before the
     first participants), local {client: iterates}, directions {client: v after each local step}.
     """
+    after = _after(project, local_prox, n_x)
     field = _with_l1(field, n_x, subgradient, penalised)
     z = np.array(z0, dtype=float)
     step = _steps(len(z), n_x, lr, lr_dual)
@@ -588,7 +609,7 @@ def fedsgda_m(
             local[k] = []
             directions[k] = []
             for s in range(local_steps):
-                new = project(u - step * v)
+                new = after(u - step * v, lr)
                 v = field(k, new, r, first + s) + (1 - alpha) * (v - field(k, u, r, first + s))
                 u = new
                 local[k].append(u.copy())
@@ -631,6 +652,7 @@ def fednest(
     penalised=None,
     server_prox=None,
     prox_step=None,
+    local_prox=no_prox,
     project=identity,
 ):
     """(trajectory, log) of FEDNEST for minimax (5.6), LFedNest with corrected False.
@@ -651,6 +673,7 @@ def fednest(
     whole-z iterates}).
     """
     assert mean_gradient in ("full", "minibatch")
+    after = _after(project, local_prox, n_x)
     field = _with_l1(field, n_x, subgradient, penalised)
     full_field = _with_l1(full_field, n_x, subgradient, penalised)
     z = np.array(z0, dtype=float)
@@ -684,7 +707,7 @@ def fednest(
                     direction = np.array(field(k, u, r, t, phase=2 * j + 1), dtype=float)
                     if corrected:
                         direction += mean - field(k, z, r, t, phase=2 * j + 1)
-                    u = np.where(moves == 1, project(u - size * moves * direction), z)
+                    u = np.where(moves == 1, after(u - size * moves * direction, size), z)
                     local[k].append(u.copy())
             ends = sum(us[-1] for us in local.values()) / len(clients)
             entry["local"].append(local)

@@ -525,7 +525,7 @@ def test_t32_the_residual_rule_implies_the_papers(inner, eps):
     clients = one_class()
     beta = 2.0
     modulus = min(1 / beta, 2 * 0.5 * 0.5)
-    options = {"inner": inner, "stop": "residual", "eps": eps, "modulus": modulus, "epochs": 400}
+    options = {"inner": inner, "stop": "residual", "eps": eps, "modulus": lambda k: modulus, "epochs": 400}
     _, log = auc_ffmdr(clients, 5, B=3, lr=0.05, lr_dual=0.1, beta=beta, **options)
     ends = 0
     different = False
@@ -549,7 +549,7 @@ def test_t32_the_residual_rule_implies_the_papers(inner, eps):
 
 def test_stopping():
     clients = one_class()
-    common = {"inner": "extragradient", "lr": 0.1, "lr_dual": 0.3, "modulus": 0.5}
+    common = {"inner": "extragradient", "lr": 0.1, "lr_dual": 0.3, "modulus": lambda k: 0.5}
     _, fixed = auc_ffmdr(clients, 3, epochs=40, stop="fixed_epochs", **common)
     assert all(set(e["epochs"].values()) == {40} and set(e["stopped"].values()) == {None} for e in fixed)
     # A rule that never holds is a fixed number of epochs.

@@ -9,16 +9,17 @@
     z~_i = 2 w_i - x_i   | reflected: its change is sent up
     beta                 | beta; g is the problem's regulariser, prox_{beta g} its prox
     criterion (10), eps  | the residual rule, accuracy; m is the modulus
-    r_i(w, y)            | f_i(w, y) + ||w - x_i||^2 / (2 beta), with the field T
+    r_i(w, y)            | c_i f_i(w, y) + ||w - x_i||^2 / (2 beta), with the field T; c_i = 1, or by samples
 
 **Each client has its own dual variable (E4.1).** The method solves min_x mean_i max_{y_i} f_i(x, y_i) + g(x), which is the
 problem with one shared y only where the clients' maximisers agree (docs/mathematics.md has an example with numbers).
 
 Deviations: the server's prox is prox_{beta g}, which solves the problem as stated; the printed prox_{(beta/n) g} solves it
 with g / n (E4.2). Local losses are means, not sums (E4.3). Criterion (10) needs the unknown solution; the residual rule
-implies it (E4.4, T32). x_i and z~_i start at x_0 (E4.8). A client's inner epoch is ceil(n_i / B) minibatches; clients that
-have stopped are masked. Inner steps project y; g belongs to the server alone. Theorem 1's potential is monitored with the
-norms divided by N as F is, and without its last term, whose coefficient 1/(12 L^2) has the wrong dimension.
+implies it for linear models (E4.4, T32). x_i and z~_i start at x_0 (E4.8). A client's inner epoch is ceil(n_i / B)
+minibatches; clients that have stopped are masked. Inner steps project y; g belongs to the server alone. Theorem 1's
+potential is monitored with the norms divided by N as F is, and without its last term, whose coefficient 1/(12 L^2) has the
+wrong dimension.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ import torch
 from torch import Tensor
 
 from fedsaddle.algorithms.base import Algorithm, Citation
-from fedsaddle.clients import Clients
+from fedsaddle.clients import Clients, Control
 from fedsaddle.cohort import Cohort
-from fedsaddle.errors import FedsaddleError
-from fedsaddle.problem import Batch, Problem
+from fedsaddle.errors import FedsaddleError, warn
+from fedsaddle.problem import Batch, ModelProblem, Problem
 
 SOLVERS = ("sgda", "extragradient", "saga", "exact")
 _MOST_EXACT, _LARGEST_TABLE = 4000, 1 << 29
@@ -44,7 +45,7 @@ class Monitors(NamedTuple):
     """How the sequence converges, [1, 1] each."""
 
     move: Tensor  # ||z_{r+1} - z_r||
-    fixed_point: Tensor  # root mean square over the round's participants of ||z_r - w_i||: 0 at a solution
+    fixed_point: Tensor  # root mean square over the round's participants of ||z_r - w_i||, before they work: 0 at a solution
     potential: Tensor  # H of Theorem 1, over all clients
 
 
@@ -62,6 +63,11 @@ class Memory(NamedTuple):
     s: Tensor | None  # the client's part of the potential [1, 1]
     inverse: Tensor | None  # "exact": of its linear system [1, d d]; NaN before the first solve
     constant: Tensor | None  # and its constant [1, d]
+
+
+class Down(NamedTuple):
+    z: Tensor  # [1, n_x]
+    size: Any  # mean number of samples of a client, where they are weights
 
 
 class Up(NamedTuple):
@@ -87,8 +93,11 @@ class FFMDR(Algorithm):
         tolerance: the rule also holds where ||T(u)|| is below this.
         relaxation: x_i <- x_i + relaxation (z - w_i), in (0, 2).
         server_prox: "derived" prox_{beta g}, or "printed" prox_{(beta/N) g}.
-        monitor: report how the sequence converges: its steps, the fixed-point residual and, in rounds in which all clients
-            take part, the potential H of Theorem 1; for one pass over the local samples and two numbers up in each round.
+        monitor: report how the sequence converges: its steps, from the second round on the fixed-point residual and, in
+            rounds in which all clients take part, the potential H of Theorem 1 (exact solves; from below with others); for
+            one pass over the local samples and two numbers up in each round.
+        weights: clients count equally in the objective ("clients"), or by their sample counts ("samples"): f_i times c_i =
+            n_i / n, n their mean. The paper's sums over samples are "samples" with n beta and g / n.
     """
 
     beta: float = 0.5
@@ -103,6 +112,7 @@ class FFMDR(Algorithm):
     relaxation: float = 1.0
     server_prox: Literal["derived", "printed"] = "derived"
     monitor: bool = False
+    weights: Literal["clients", "samples"] = "clients"
 
     cites = Citation(
         "anonymous2025fast",
@@ -125,6 +135,7 @@ class FFMDR(Algorithm):
                 self._require_positive(name)
         if self.relaxation >= 2:
             raise FedsaddleError(f"FFMDR: relaxation must be below 2, got {self.relaxation}")
+        self._require_weights()
         for name, known in (
             ("solver", SOLVERS),
             ("stop", ("residual", "fixed_epochs")),
@@ -137,7 +148,17 @@ class FFMDR(Algorithm):
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
-        d = problem.n_x + problem.n_y
+        d, by_rule = problem.n_x + problem.n_y, self.stop == "residual" and self.solver != "exact"
+        if (
+            by_rule
+            and self.modulus is None
+            and isinstance(problem, ModelProblem)
+            and not problem.flat.is_linear
+        ):
+            warn(
+                "FFMDR: stop = 'residual' takes min(1/beta, mu) as modulus, which is right for linear models; with others "
+                "clients may stop too early: give modulus, or use stop = 'fixed_epochs'"
+            )
         if self.solver == "exact" and d > _MOST_EXACT:
             raise FedsaddleError(
                 f"FFMDR: solver 'exact' keeps a matrix of d^2 numbers for each client, got d = {d:,}; use 'sgda' for more "
@@ -157,7 +178,8 @@ class FFMDR(Algorithm):
     def round(self, s: State, clients: Clients) -> State:
         problem, beta = clients.problem, self.beta
         x, y = s.z.split((problem.n_x, problem.n_y), dim=-1)
-        mean, share = clients.mean(self.proximal_saddle, (x,))
+        size = Control.of(float(clients.sizes.double().mean()), x) if self.weights == "samples" else None
+        mean, share = clients.mean(self.proximal_saddle, Down(x, size))
         z_bar = s.z_bar + share * mean.change  # the mean over all N: others keep theirs
         step = beta if self.server_prox == "derived" else beta / clients.n_clients
         z = problem.prox(torch.cat([z_bar, y], dim=-1), step)  # eq. (3), with E4.2
@@ -170,28 +192,31 @@ class FFMDR(Algorithm):
         H = s_bar - _dot(new, z_bar) / beta + _dot(new, new) / (2 * beta) + g
         if share < 1:
             H = torch.full_like(H, torch.nan)  # others have not said how far they went
-        return State(z, z_bar, s_bar, Monitors(_dot(new - x, new - x).sqrt(), mean.gap.sqrt(), H))
+        # in the first round z and w_i are x_0, solved by nobody yet
+        gap = torch.full_like(H, torch.nan) if s.monitors is None else mean.gap.sqrt()
+        return State(z, z_bar, s_bar, Monitors(_dot(new - x, new - x).sqrt(), gap, H))
 
     # ---- clients -----------------------------------------------------------------------------------------
 
-    def proximal_saddle(self, cohort: Cohort, m: tuple[Tensor]) -> tuple[Up, Memory]:
+    def proximal_saddle(self, cohort: Cohort, m: Down) -> tuple[Up, Memory]:
         """Algorithm 1, a participant's part."""
-        old, (z,) = cohort.memory, m
+        old, z = cohort.memory, m.z
+        c = None if m.size is None else cohort.sizes.unsqueeze(-1).to(z) / m.size  # of f_i; None: 1
         x = old.x + self.relaxation * (z - old.w)
         inverse, constant = old.inverse, old.constant
         if self.solver == "exact":
-            inverse, constant = self._linear_system(cohort, inverse, constant)
+            inverse, constant = self._linear_system(cohort, c, inverse, constant)
             u = self._solved(cohort, x, inverse, constant)
         else:
-            u = self._iterated(cohort, torch.cat([old.w, old.y], dim=-1), x)
+            u = self._iterated(cohort, c, torch.cat([old.w, old.y], dim=-1), x)
         w, y = u.split((cohort.problem.n_x, cohort.problem.n_y), dim=-1)
         change = (2 * w - x) - (2 * old.w - old.x)
         if not self.monitor:
             return Up(change, None, None), Memory(x, w, y, None, inverse, constant)
-        gap, s = z - old.w, self._potential(cohort, x, w, y, old.w)
+        gap, s = z - old.w, self._potential(cohort, c, x, w, y, old.w)
         return Up(change, _dot(gap, gap), s - old.s), Memory(x, w, y, s, inverse, constant)
 
-    def _iterated(self, cohort: Cohort, u: Tensor, x: Tensor) -> Tensor:
+    def _iterated(self, cohort: Cohort, c: Tensor | None, u: Tensor, x: Tensor) -> Tensor:
         """About the saddle of r_i, started at u = (w_i, y_i)."""
         problem, start = cohort.problem, u
         lr = cohort.vector(self.lr, self.lr if self.lr_dual is None else self.lr_dual)
@@ -200,7 +225,7 @@ class FFMDR(Algorithm):
         on_x = cohort.vector(1.0, 0.0)
 
         def pulled(u: Tensor, F: Tensor) -> Tensor:
-            return F + on_x * (u - centre) / self.beta
+            return _times(c, F) + on_x * (u - centre) / self.beta
 
         def moved(u: Tensor, T: Tensor) -> Tensor:
             u = u - lr * T
@@ -236,7 +261,7 @@ class FFMDR(Algorithm):
             if self.stop == "residual" and e + 1 < self.epochs:
                 T = pulled(u, cohort.full_field(u))
                 size, way = _dot(T, T), _dot(start - u, start - u)
-                enough = (size <= self.accuracy * self._m(problem) ** 2 * way) | (
+                enough = (size <= self.accuracy * self._m(problem, c) ** 2 * way) | (
                     size.sqrt() <= self.tolerance
                 )
                 going = torch.where(enough, 0.0, going)
@@ -244,8 +269,8 @@ class FFMDR(Algorithm):
                     break
         return u
 
-    def _m(self, problem: Problem) -> float | Tensor:
-        """Strong monotonicity of T: min(1/beta, mu), for f_i convex in w."""
+    def _m(self, problem: Problem, c: Tensor | None) -> float | Tensor:
+        """Strong monotonicity of T: min(1/beta, c_i mu), for f_i convex in w."""
         if self.modulus is not None:
             return self.modulus
         mu = problem.concavity if problem.n_y else math.inf
@@ -255,6 +280,8 @@ class FFMDR(Algorithm):
                 "stop='fixed_epochs'"
             )
         beta: Any = self.beta
+        if c is not None:
+            return torch.minimum(1 / torch.as_tensor(beta).to(c), mu * c)
         return (1 / beta).clamp(max=mu) if isinstance(beta, Tensor) else min(1 / beta, mu)
 
     # ---- SAGA --------------------------------------------------------------------------------------------
@@ -294,35 +321,36 @@ class FFMDR(Algorithm):
         # a sample that was drawn more than once is renewed once
         times = ((places.unsqueeze(-1) == places.unsqueeze(-2)) & there.unsqueeze(-2)).sum(-1, keepdim=True)
         change = torch.where(active.unsqueeze(-1), change / times.clamp(min=1), 0.0)
-        renewed = entries.scatter_add(-2, at, change)
+        entries.scatter_add_(-2, at, change)  # the table is this round's own
         mean = mean + change.sum(-2) / cohort.sizes.unsqueeze(-1)
-        return F, renewed.flatten(-2), mean
+        return F, table, mean
 
     # ---- exact -------------------------------------------------------------------------------------------
 
     def _linear_system(
-        self, cohort: Cohort, inverse: Tensor | None, constant: Tensor | None
+        self, cohort: Cohort, c: Tensor | None, inverse: Tensor | None, constant: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The inverse [S, d d] of H + P_x / beta and the constant c of the client's field H u + c; made once."""
+        """The inverse [S, d d] of H + P_x / beta and h, of the client's field H u + h; made once."""
         assert inverse is not None and constant is not None
         if not inverse.isnan().any():
             return inverse, constant
         d = constant.shape[-1]
-        H, c = cohort.affine_field(d)
-        probe = torch.linspace(-1.0, 1.0, d, dtype=c.dtype, device=c.device).unsqueeze(0)
-        wrong = cohort.full_field(cohort.each(probe)) - (H @ probe.mT).squeeze(-1) - c
-        if wrong.abs().max() > 1e-3 * ((H.abs() @ probe.abs().mT).max() + c.abs().max()):
+        H, h = cohort.affine_field(d)
+        probe = torch.linspace(-1.0, 1.0, d, dtype=h.dtype, device=h.device).unsqueeze(0)
+        wrong = cohort.full_field(cohort.each(probe)) - (H @ probe.mT).squeeze(-1) - h
+        if wrong.abs().max() > 1e-3 * ((H.abs() @ probe.abs().mT).max() + h.abs().max()):
             raise FedsaddleError(
                 "FFMDR: solver 'exact' needs a saddle field that is affine, such as linear AUC or quadratics; use 'sgda'"
             )
         on_x = cohort.vector(1.0, 0.0) / self.beta  # [d], or one a replica [R, 1, d]
-        return torch.linalg.inv(H + torch.diag_embed(on_x.expand_as(c))).flatten(-2), c
+        H, h = _times(None if c is None else c.unsqueeze(-1), H), _times(c, h)
+        return torch.linalg.inv(H + torch.diag_embed(on_x.expand_as(h))).flatten(-2), h
 
     def _solved(self, cohort: Cohort, x: Tensor, inverse: Tensor, constant: Tensor) -> Tensor:
         right = (cohort.pad(x) / self.beta - constant).unsqueeze(-1)
         u: Tensor = (inverse.unflatten(-1, (constant.shape[-1], -1)) @ right).squeeze(-1)
         dual = u[..., cohort.problem.n_x :]
-        if not u.is_cuda and not torch.equal(cohort.problem.projected_dual(u), dual):
+        if not torch.equal(cohort.problem.projected_dual(u), dual):
             raise FedsaddleError(
                 "FFMDR: solver 'exact' knows no constraint on y, which is active here; use 'sgda'"
             )
@@ -330,15 +358,21 @@ class FFMDR(Algorithm):
 
     # ---- the potential -----------------------------------------------------------------------------------
 
-    def _potential(self, cohort: Cohort, x: Tensor, w: Tensor, y: Tensor, before: Tensor) -> Tensor:
-        """s_i = f_i(w, y) + (||x - w||^2 - ||x||^2) / (2 beta) + ||w||^2 / beta + ||w - w'||^2 / (8 beta)  [S, 1].
+    def _potential(
+        self, cohort: Cohort, c: Tensor | None, x: Tensor, w: Tensor, y: Tensor, before: Tensor
+    ) -> Tensor:
+        """s_i = c_i f_i(w, y) + (||x - w||^2 - ||x||^2) / (2 beta) + ||w||^2 / beta + ||w - w'||^2 / (8 beta)  [S, 1].
 
-        With y the maximiser, f_i(w, y) is F_i(w).
+        f_i(w, y) is F_i(w) where y is the maximiser, as after an exact solve, and less elsewhere.
         """
-        value = cohort.full_loss(torch.cat([w, y], dim=-1))
+        value = _times(c, cohort.full_loss(torch.cat([w, y], dim=-1)))
         step = w - before
         norms = (_dot(x - w, x - w) - _dot(x, x)) / 2 + _dot(w, w) + _dot(step, step) / 8
         return value + norms / self.beta
+
+
+def _times(c: Tensor | None, v: Tensor) -> Tensor:
+    return v if c is None else c * v
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ Momentum Local SGDA: Sharma et al. 2022. Fed-Norm-SGDA: Sharma et al. 2023. FedS
     v, w (FedSGDA-M)          | v: STORM directions of both variables
 
 What was verified. The papers were not at hand: FedSGDA+ is written from its public code, the equations of the others are
-recalled. Each agrees with a NumPy version written apart from it, reduces to Local SGDA where it must (momentum 1 on one
-client, equal steps, one step with a fresh snapshot, alpha 1), and reaches the saddle of quadratics with one local step.
+recalled. Each agrees with a NumPy version written apart from it, also with an l1 term, and reaches the saddle of quadratics
+with one local step. Fed-Norm-SGDA with equal steps and FedSGDA+ with one step and a fresh snapshot are Local SGDA; so is the
+momentum method with momentum 1, in its first round or on one client; FedSGDA-M with alpha 1 is that momentum method.
 """
 
 from __future__ import annotations

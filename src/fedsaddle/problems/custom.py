@@ -27,9 +27,11 @@ class Custom(Problem):
             federation's fields. It must be a pure function (no in-place writes, no randomness of its own).
         size_x, size_y: n_x and n_y; or a module each, whose parameters are x or y. The loss is given the module instead of
             the vector, to call as such; its `vector` [n] are all its parameters, for instance to penalise.
-        prox_x, prox_y: after each step, a name ("simplex", "ball(10)", "l1(0.001)", ...) or f(v, lr).
+        prox_x, prox_y: after each step, a name ("simplex", "ball(10)", "l1(0.001)", ...) or f(v, lr), the prox of lr g; an
+            attribute `value` of it, v [..., n_x] -> [..., 1], is g where the objective is reported.
         start: where training starts [n_x + n_y]; by default a module's own parameters, and zeros.
-        metrics: optional f(x, y, data) -> dictionary of numbers, reported on the test data (training data without).
+        metrics: optional f(x, y, data) -> dictionary of numbers, reported on the test data (training data without); y is NaN
+            for methods whose clients have a dual each.
 
     Example:
         >>> import fedsaddle as fs, torch
@@ -121,6 +123,10 @@ class Custom(Problem):
         if self.prox_y is not None:
             y = self._apply(self.prox_y, y, lr_y)
         return torch.cat([x, y], dim=-1)
+
+    def penalty(self, z: Tensor) -> Tensor:
+        value: Callable[[Tensor], Tensor] | None = getattr(self.prox_x, "value", None)
+        return super().penalty(z) if value is None else value(z[..., : self.n_x])
 
     @staticmethod
     def _apply(prox: Any, v: Tensor, lr: float | Tensor) -> Tensor:

@@ -75,6 +75,8 @@ class QuadraticSaddle(Problem):
     def broadcasts(self) -> bool:
         return True
 
+    of_dual = ("distance", "field_norm")
+
     def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> list[Evaluation]:
         _, F = objective(self, z, splits["train"])
         distances = (z.double().cpu() - self.saddle(federation)).norm(dim=(-2, -1)).tolist()
