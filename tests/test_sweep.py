@@ -20,6 +20,7 @@ import torch
 
 from fedsaddle import cli, journal, metrics, sweep_report
 from fedsaddle import config as configs
+from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.config import dump, load, resolve
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.journal import Journal
@@ -541,10 +542,16 @@ def test_set_wins_over_the_file() -> None:
 def test_every_named_grid_can_run(name: str) -> None:
     grid = grids()[name]
     for algorithm in grid.algorithms:
-        tree = CANCER | {"algorithm": {"name": algorithm, "stage_rounds": 2}}
-        if algorithm in ("fedavg", "fedprox", "scaffold", "local_sgda"):
-            tree["algorithm"] = {"name": algorithm}
-            tree["problem"] = {"name": "auc" if algorithm in ("scaffold", "local_sgda") else "erm"}
+        kind = ALGORITHMS[algorithm]
+        tree = CANCER | {"algorithm": {"name": algorithm}}
+        if "stage_rounds" in {f.name for f in dataclasses.fields(kind)}:
+            tree["algorithm"] |= {"stage_rounds": 2}
+        if kind.pairwise:
+            tree["problem"] = {"name": "pairwise_auc", "loss": "sigmoid"}
+        elif algorithm.endswith(("fedavg", "fedprox")):
+            tree["problem"] = {"name": "erm"}
+        if algorithm.startswith(("cycp", "amplified")):
+            tree["participation"] = {"name": "cyclic", "groups": 3}
         todo = plan(save(tree, {}, grid=name, random=12))
         full = grid_points(grid.points)
         assert len(todo.points) == min(12, len(full)) and all(p in full for p in todo.points)
