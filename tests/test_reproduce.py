@@ -291,7 +291,9 @@ def test_parts_add_up_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("fedsaddle.reproduce._root", lambda: tmp_path)
     monkeypatch.chdir(tmp_path)
     seen: list[int] = []
-    monkeypatch.setattr("fedsaddle.journal.run_all", lambda runs: seen.append(len(runs)) or run_all(runs))
+    monkeypatch.setattr(
+        "fedsaddle.journal.run_all", lambda runs, *tick: seen.append(len(runs)) or run_all(runs, *tick)
+    )
 
     def results(part: str) -> tuple[dict[str, Any], str]:
         out = reproduce("toy", progress=False, options={"part": part})

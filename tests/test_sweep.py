@@ -23,7 +23,7 @@ from fedsaddle import config as configs
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.config import dump, load, resolve
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.journal import Journal
+from fedsaddle.journal import Journal, finish
 from fedsaddle.sweep import Range, Result, Row, grid_points, grids, plan, random_points, sweep
 from fedsaddle.sweep_report import overview, seeds, tradeoff
 from fedsaddle.toml import to_toml
@@ -80,9 +80,9 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     real = journal.run_all
 
-    def counting(runs: Any) -> None:
+    def counting(runs: Any, *tick: Any) -> None:
         seen.append(len(runs))
-        real(runs)
+        real(runs, *tick)
 
     monkeypatch.setattr(journal, "run_all", counting)
     return seen
@@ -116,8 +116,8 @@ def test_what_does_not_fit_into_memory_is_halved(monkeypatch: pytest.MonkeyPatch
     enough = sweep(save(QUADRATIC), out="enough")
     counted, sizes = journal.run_all, list(groups)
 
-    def small(runs: Sequence[Any]) -> None:
-        counted(runs)
+    def small(runs: Sequence[Any], *tick: Any) -> None:
+        counted(runs, *tick)
         if len(runs) > room:
             raise FedsaddleError("work failed") from torch.OutOfMemoryError("CUDA out of memory")
 
@@ -230,11 +230,11 @@ def test_resumes_after_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: Any
     file = save(QUADRATIC, together=3)
     real, calls = journal.run_all, []
 
-    def interrupted(runs: Any) -> None:
+    def interrupted(runs: Any, *tick: Any) -> None:
         calls.append(len(runs))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        real(runs)
+        real(runs, *tick)
 
     monkeypatch.setattr(journal, "run_all", interrupted)
     with pytest.raises(SystemExit) as end:
@@ -581,6 +581,39 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert best.run().metrics["valid_auc"] == pytest.approx(found, abs=1e-4)
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("together", [64, 1])
+def test_progress_is_told_round_by_round(jobs: int, together: int, tmp_path: Path) -> None:
+    points = {"algorithm.lr": [0.1, 0.05, 1e200]}  # the last diverges
+    todo = plan(save(QUADRATIC | {"train": QUADRATIC["train"] | {"rounds": 5, "eval_every": 2}}, points))
+    wanted = [config for runs in todo.runs for config in runs]
+    told: list[float] = []
+    finish(wanted, Journal(tmp_path / "runs.jsonl"), together, lambda n, text: told.append(n), jobs=jobs)
+    assert sum(told) == pytest.approx(6) and len(wanted) == 6
+    parts = [n for n in told if n]
+    assert len(parts) >= 3 * jobs
+    if jobs == 1:
+        assert parts[:3] == pytest.approx([min(6, together) * rounds / 5 for rounds in (2, 2, 1)])
+    again: list[float] = []
+    finish(wanted, Journal(tmp_path / "runs.jsonl"), tick=lambda n, text: again.append(n), jobs=jobs)
+    assert again == [6]
+
+
+def test_progress_of_what_did_not_fit_is_taken_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = journal.run_all
+
+    def small(runs: Sequence[Any], tick: Any) -> None:
+        real(runs, tick)
+        if len(runs) > 2:
+            raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(journal, "run_all", small)
+    wanted = [config for runs in plan(save(QUADRATIC)).runs for config in runs]
+    told: list[float] = []
+    finish(wanted, Journal(tmp_path / "runs.jsonl"), tick=lambda n, text: told.append(n))
+    assert min(told) == pytest.approx(-4) and sum(told) == pytest.approx(len(wanted)) and len(wanted) == 4
+
+
 def test_progress_says_how_many_are_computed_together(capsys: pytest.CaptureFixture[str]) -> None:
     sweep(save(QUADRATIC), out="out", progress=True)
     assert "4 together" in capsys.readouterr().err
@@ -765,7 +798,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] 
     "no random points": (CANCER, LR, {"random": 0}, "sweep.random: must be >= 1, got 0"),
     "nothing together": (CANCER, LR, {"together": 0}, "sweep.together: must be >= 1, got 0"),
     "unknown grid": (CANCER, LR, {"grid": "codsca"}, '"codsca" is unknown; did you mean \'codasca\'?'),
-    "grid of others": (CANCER, LR, {"grid": "cycp"}, '"cycp" is for coda_plus; algorithm.name is "codasca"'),
+    "grid of others": (CANCER, LR, {"grid": "cycp"}, '"cycp" is for cycp_minimax, rs_minimax; algorithm.name is "codasca"'),
     "too many clients": (
         CANCER | {"participation": {"name": "uniform", "m": 2}}, {"participation.m": [2, 50]}, {},
         "(at the point participation.m = 50)",

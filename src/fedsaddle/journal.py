@@ -16,7 +16,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
@@ -41,9 +41,10 @@ from fedsaddle.train import Run
 
 Entry = dict[str, Any]  # a line of a journal
 Curves = dict[str, list[Any]]  # "round" and the values of metrics in these rounds
-Tick = Callable[[int, str], None]  # so many runs are done, and what goes on now
+Tick = Callable[[float, str], None]  # so many runs more are done, parts of runs too, and what goes on now
 
 TOGETHER = 64
+_LOOK = 0.5  # seconds between two looks at what other processes have done
 _MOST_SCORES = 50_000  # samples; of more, scores are not kept
 _PARTS: tuple[Literal["valid", "test"], ...] = ("valid", "test")
 
@@ -247,7 +248,6 @@ def finish(
         for same in by_shape.values():
             for group in _computed(same, federations, together, tracked, tick):
                 journal.add([_entry(c, run, journal.curves, journal.scores) for c, run in group])
-                tick(len(group), _words(len(group)))
         federations.drop(data)
     return [journal[c] for c in wanted]
 
@@ -293,23 +293,37 @@ def _beside(
 ) -> None:
     """Compute shares of runs, each of which are alike, in several processes."""
     spawn = multiprocessing.get_context("spawn")  # a forked process would inherit torch's threads, and hang
-    with ProcessPoolExecutor(jobs, spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    heard = spawn.SimpleQueue()  # how much the processes have done, in runs
+    with ProcessPoolExecutor(jobs, spawn, initializer=_begin, initargs=(heard,)) as pool:
         waiting = {
             pool.submit(_share, [c.tree for c in share], together, journal.curves, journal.scores, tracked)
             for share in shares
         }
-        tick(0, f"{min(jobs, len(shares))} processes")
+        words = f"{min(jobs, len(shares))} processes"
+        tick(0, words)
         try:
-            for done in as_completed(waiting):
-                entries = done.result()
-                journal.add(entries)
-                tick(len(entries), f"{jobs} processes")
+            while waiting:
+                done, waiting = wait(waiting, _LOOK, FIRST_COMPLETED)
+                while not heard.empty():
+                    tick(heard.get(), words)
+                for share in done:
+                    journal.add(share.result())
         except BrokenProcessPool:
             raise FedsaddleError(
                 f"jobs: one of {jobs} processes was killed, perhaps for want of memory; use fewer"
             ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+_tell: Callable[[float], None] = lambda n: None  # a process of several: to the one that asked
+
+
+def _begin(heard: Any) -> None:
+    """Of a process: one thread, and where to say how much is done."""
+    global _tell
+    torch.set_num_threads(1)
+    _tell = heard.put
 
 
 def _share(
@@ -323,7 +337,8 @@ def _share(
     _give_back()  # other processes need what an earlier share had
     entries = []
     alike = [Config(tree) for tree in trees]
-    for group in _computed(alike, _last_federation(Federations.key(alike[0])), together, tracked):
+    federations = _last_federation(Federations.key(alike[0]))
+    for group in _computed(alike, federations, together, tracked, lambda n, text: _tell(n)):
         entries += [_entry(c, run, curves, scores) for c, run in group]
     return entries
 
@@ -360,11 +375,15 @@ def _computed(
     waiting = list(alike)
     while waiting:
         group: list[tuple[Config, Run]] = []
+        told = _Told(tick)
         try:
             group = _group(waiting, federations, together, tracked)
-            tick(0, _words(len(group)))
-            run_all([run for _, run in group])
+            told.text = _words(len(group))
+            told(0)
+            run_all([run for _, run in group], told)
+            told(len(group) - told.runs)  # some have diverged
         except Exception as error:
+            told(-told.runs)
             together = (len(group) or min(together, len(waiting))) // 2
             if together == 0 or not _out_of_memory(error):
                 raise
@@ -375,6 +394,17 @@ def _computed(
             waiting = [c for c in waiting if id(c) not in taken]
         else:
             _give_back()
+
+
+class _Told:
+    """How far a group of runs has come, as it was told."""
+
+    def __init__(self, tick: Tick) -> None:
+        self.tick, self.text, self.runs = tick, "", 0.0
+
+    def __call__(self, n: float) -> None:
+        self.runs += n
+        self.tick(n, self.text)
 
 
 def _group(
@@ -445,7 +475,7 @@ class Bar:
             self.bar.start()
         return self._tick
 
-    def _tick(self, n: int, text: str) -> None:
+    def _tick(self, n: float, text: str) -> None:
         if self.bar is not None:
             self.bar.update(self.task, advance=n, description=", ".join(filter(None, (self.title, text))))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cached_property
@@ -26,6 +26,7 @@ from fedsaddle.problem import tree_map
 from fedsaddle.train import Run
 
 T = TypeVar("T")
+Tick = Callable[[float], None]  # so much more is done, in runs
 
 
 def stackable(runs: Sequence[Run]) -> str | None:
@@ -120,7 +121,7 @@ def stack(things: Sequence[T], names: Iterable[str], like: Tensor) -> T:
     return stacked
 
 
-def run_together(runs: Sequence[Run]) -> None:
+def run_together(runs: Sequence[Run], tick: Tick = lambda n: None) -> None:
     """Compute runs as one stacked run; each is then finished, with its own records, state and files.
 
     A replica that diverges ends as its single run would: its error is raised when its result is asked for. The others go on.
@@ -162,21 +163,36 @@ def run_together(runs: Sequence[Run]) -> None:
             for i, run in enumerate(runs):
                 own = tree_map(lambda t, i=i: t[i], state) if first.evaluated(r) else None
                 run.take(r, own, clients, i, started, found[i])
+            if first.evaluated(r) and r > 0:
+                tick(len(runs) * _rounds_since_evaluation(first, r) / first.rounds)
     except BaseException as error:
         for run in runs:
             run.fail(error)
         raise
 
 
-def run_all(runs: Sequence[Run]) -> None:
-    """Finish runs, those that can be computed together together."""
+def _rounds_since_evaluation(run: Run, r: int) -> int:
+    """How many rounds an evaluated round r is after the last one."""
+    return r % run.eval_every or run.eval_every
+
+
+def run_all(runs: Sequence[Run], tick: Tick = lambda n: None) -> None:
+    """Finish runs, those that can be computed together together.
+
+    Args:
+        tick: hears, whenever runs are evaluated, how much was done since, in runs.
+    """
     left = list(runs)
     while left:
         group = [run for run in left if stackable([left[0], run]) is None]
         if len(group) > 1:
-            run_together(group)
+            run_together(group, tick)
         else:
+            run = left[0]
             with suppress(Diverged):  # raised again when its result is asked for
-                left[0].finish()
+                for record in run:
+                    r = record["round"]
+                    if run.evaluated(r) and r > 0:
+                        tick(_rounds_since_evaluation(run, r) / run.rounds)
             group = left[:1]
         left = [run for run in left if run not in group]
