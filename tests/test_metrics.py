@@ -11,6 +11,8 @@ from sklearn.metrics import roc_auc_score
 
 import fedsaddle as fs
 from fedsaddle import metrics
+from fedsaddle.measures import Of, in_words, names
+from tests import harness
 from tests.reference import auc_metric
 
 
@@ -281,3 +283,21 @@ def test_equal_scores_and_undefined_ones_have_no_interval() -> None:
     odd[5] = torch.nan
     assert metrics.auc_interval(odd, positive) is None
     assert metrics.auc_difference(odd, torch.arange(10.0), positive) is None
+
+
+def test_every_metric_has_a_name() -> None:
+    """Of all problems and algorithms; what has none would stand in reports as it is spelled in the code."""
+    known = [
+        c for c in harness.CASES.values() if c.twin != "cross_entropy"
+    ]  # which asks for the names of classes
+    cases = {(type(case.algorithm), case.twin): case for case in known}
+    for case in cases.values():
+        algorithm, twin = case.algorithm, harness.TWINS[case.twin]
+        if isinstance(algorithm, fs.FFMDR):
+            algorithm = dataclasses.replace(algorithm, monitor=True)
+        data = twin.data().holdout(0.2) if case.twin.startswith(("auc", "pairs", "logistic")) else twin.data()
+        run = fs.train(
+            twin.problem(), algorithm, data, rounds=1, participation=case.participation, batch_size=2
+        )
+        for record in run:
+            assert [key for key in record.keys() - names(Of.parts) if in_words(key) == key] == []

@@ -27,10 +27,11 @@ from fedsaddle.engines.ranks import first_to_fail, rank
 from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, similar_file
 from fedsaddle.folder import auc_interval, check_begun, read_result, unfinished
 from fedsaddle.kinds import ABOUT, Kind
+from fedsaddle.measures import Of, in_order, in_words, names
 from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned, check_config
 from fedsaddle.progress import human_bytes, spinner
 from fedsaddle.remarks import of_training, remarks
-from fedsaddle.tables import aligned, in_order, in_words, number, room
+from fedsaddle.tables import aligned, number, room
 
 if TYPE_CHECKING:  # torch is loaded by the commands that need it, so that the others start at once
     from fedsaddle.federation import Federation
@@ -53,7 +54,6 @@ Jobs = Annotated[
         min=1, metavar="N", help="So many processes, each with one thread and its own copy of the data."
     ),
 ]
-_NOT_METRICS = ("round", "phases", "bytes_down", "bytes_up", "failures", "participants", "seconds")
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -590,7 +590,7 @@ def _print_result(name: str, result: Json) -> None:
     rows: list[list[str]] = [
         [in_words(k), number(metrics[k]) + f"  (95 %: {sure})" * (k == "auc" and sure != "")]
         for k in in_order(metrics)
-        if k not in _NOT_METRICS
+        if k not in names(Of.count)
     ]
     if course := result.get("course"):
         named, values = in_words(course["metric"]), course["values"]

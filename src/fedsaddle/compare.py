@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.folder import going_on, is_run, read_result, unfinished
+from fedsaddle.measures import in_words
 from fedsaddle.progress import human_bytes
 from fedsaddle.remarks import remarks
 from fedsaddle.repetitions import grouped, named
-from fedsaddle.tables import METRICS, aligned, room
+from fedsaddle.tables import aligned, room
 
 if TYPE_CHECKING:  # torch is loaded after the folders were found to be runs
     from fedsaddle.scores import Compared
@@ -44,7 +45,7 @@ def compare(folders: Sequence[Path], say: Callable[[str], None]) -> Comparison:
 
     by_row = {name: {folder: results[folder] for folder in own} for name, own in groups.items()}
     columns = [k for k in _SHOWN if any(k in r["metrics"] for r in results.values())]
-    rows = [["run", "algorithm", *(METRICS[k] for k in columns), "rounds", "bytes"]]
+    rows = [["run", "algorithm", *map(in_words, columns), "rounds", "bytes"]]
     for name, own in groups.items():
         found = over_seeds([results[folder] for folder in own])
         rows.append([

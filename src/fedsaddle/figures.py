@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsaddle.errors import optional_import
+from fedsaddle.measures import MAIN, RESIDUALS, base, label, unit
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -28,45 +29,6 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 Array = npt.NDArray[Any]
 Legend = list[tuple[str, str, str]]  # name, colour, and kind of line or marker
-
-MAIN = (
-    "auc",
-    "train_auc",
-    "accuracy",
-    "train_accuracy",
-    "precision",
-    "train_precision",
-    "distance",
-    "field_norm",
-    "loss",
-)
-RESIDUALS = (
-    "distance",
-    "grad_phi",
-    "dual_distance",
-    "field_norm",
-    "grad_norm",
-)  # zero at a solution; on a log scale
-LABELS = {
-    "auc": "Test AUC", "train_auc": "Training AUC", "valid_auc": "Validation AUC",
-    "auc_clients": "AUC, mean over clients", "auc_worst20": "AUC, worst 20 % of clients",
-    "auc_best20": "AUC, best 20 % of clients", "auc_std": "AUC, spread over clients",
-    "auc_gini": "AUC, Gini coefficient over clients",
-    "single_class_clients": "Single-class clients",
-    "partial_auc": "Test partial AUC", "train_partial_auc": "Training partial AUC",
-    "precision": "Nearest items of the same class", "train_precision": "Nearest items of the same class, training",
-    "accuracy": "Test accuracy", "train_accuracy": "Training accuracy", "valid_accuracy": "Validation accuracy",
-    "accuracy_clients": "Accuracy, mean over clients", "accuracy_worst20": "Accuracy, worst 20 % of clients",
-    "accuracy_best20": "Accuracy, best 20 % of clients", "accuracy_std": "Accuracy, spread over clients",
-    "accuracy_gini": "Accuracy, Gini coefficient over clients",
-    "distance": "Distance to the saddle point", "field_norm": "Norm of the saddle field",
-    "loss": "Training loss", "grad_norm": "Gradient norm",
-    "phi": "Objective φ = max over the dual", "grad_phi": "Gradient norm ‖∇φ‖",
-    "dual_distance": "Distance of the dual from its best", "largest_weight": "Largest weight of a client",
-    "robust_loss": "Loss by the worst weights",
-    "failures": "Clients that did not answer", "round": "Rounds", "phases": "Communication phases",
-    "bytes_down": "Sent down, server to clients", "bytes_up": "Sent up, clients to server", "seconds": "Time",
-}  # fmt: skip
 
 _HUES = 8  # "@c0" to "@c7"
 _DASHES = ("solid", "dash", "dot", "dashdot")  # the ninth run has the first colour again, dashed
@@ -156,23 +118,6 @@ class Figure(NamedTuple):
 def main_metric(groups: list[Group]) -> str:
     """The first of the MAIN metrics that most runs have."""
     return max(MAIN, key=lambda k: sum(k in run.final for g in groups for run in g.runs))
-
-
-def base(main: str) -> str:
-    """The measure, without the data on which it is taken."""
-    return main.removeprefix("train_")
-
-
-def label(key: str) -> str:
-    """What a metric is called; `unit` is shorter."""
-    of_clients = LABELS.get(key.removeprefix("valid_"))
-    if key not in LABELS and of_clients is not None:
-        return f"Validation {of_clients.replace('Accuracy', 'accuracy')}"
-    return LABELS.get(key) or key.replace("_", " ").capitalize()
-
-
-def unit(key: str) -> str:
-    return {"auc": "AUC", "accuracy": "Accuracy"}.get(base(key), label(key))
 
 
 def finite(value: Any) -> float | None:
@@ -398,7 +343,8 @@ def convergence(groups: list[Group], main: str) -> Figure | None:
 
 
 _SAYS = {
-    "grad_phi": "φ is the objective with the dual at its maximum; its gradient vanishes at a solution.",
+    "fixed_point": "Distances of the clients' points from the server's, as a root mean square; it vanishes at a solution.",
+    "grad_phi": "φ is the objective with the one dual of all clients at its maximum; its gradient vanishes at a solution.",
     "dual_distance": "The dual's best is its maximiser at the present primal variables.",
     "distance": "Euclidean distance of (x, y) from the known solution.",
 }

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-Record = dict[str, Any]
+from fedsaddle.measures import MAIN
 
-_SHOWN = ("auc", "train_auc", "accuracy", "precision", "train_precision", "distance", "field_norm")
+Record = dict[str, Any]
 
 
 class RoundsBar:
@@ -42,7 +42,7 @@ class RoundsBar:
     def update(self, record: Record) -> None:
         if self.bar is None:
             return
-        for name in _SHOWN:
+        for name in MAIN:
             if record.get(name) is not None:
                 self.note = f"{name} {record[name]:.4g}"
                 break

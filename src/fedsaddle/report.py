@@ -20,8 +20,9 @@ from fedsaddle.citing import of_result
 from fedsaddle.compare import notices
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.export import read_weights
-from fedsaddle.figures import LABELS, RESIDUALS, Group, Run, base, curves, finite, label, plural
+from fedsaddle.figures import Group, Run, curves, finite, plural
 from fedsaddle.folder import auc_interval, going_on
+from fedsaddle.measures import RESIDUALS, Of, base, in_order, label, names, unit
 from fedsaddle.metrics import Interval
 from fedsaddle.parse import from_json, from_toml
 from fedsaddle.progress import human_bytes
@@ -229,11 +230,10 @@ def _tiles(run: Run, main: str) -> str:
 
 
 def _key_numbers(run: Run) -> page.Card:
-    order = [
-        *LABELS,
-        *(k for k in run.final if k not in LABELS and k not in ("participants", "dual", "weights")),
-    ]
-    known = {k: v for k in order if (v := finite(run.final.get(k))) is not None}
+    left_out = ("participants", *names(Of.parts))
+    known = {
+        k: v for k in in_order(run.final) if k not in left_out and (v := finite(run.final[k])) is not None
+    }
     notes = dict(NOTES)
     for k in known:
         if (start := finite(run.result.get(f"{k}_at_start"))) is not None:
@@ -271,7 +271,7 @@ def _each_client(run: Run, main: str) -> page.Card | None:
         columns.append((title, [f"{sum(row):,}" for row in counts]))
         if counted is not None:
             columns.append((title + of_class, [f"{row[counted]:,}" for row in counts]))
-    columns.append((figures.unit(main), ["–" if v is None else _number(main, v) for v in values]))
+    columns.append((unit(main), ["–" if v is None else _number(main, v) for v in values]))
     rows = [
         [f"<th scope='row'>{escape(name)}</th>", *(f"<td>{cells[i]}</td>" for _, cells in columns)]
         for i, name in enumerate(names)

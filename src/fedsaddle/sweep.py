@@ -64,6 +64,7 @@ from fedsaddle.journal import (
     over_seeds,
 )
 from fedsaddle.keys import Key, in_words, unknown_key
+from fedsaddle.measures import Of, names
 from fedsaddle.metrics import Interval
 from fedsaddle.remarks import grown
 from fedsaddle.schema import GENERATED
@@ -79,21 +80,9 @@ _OPTIONS = {
 }  # fmt: skip
 _EDGE = 0.05  # the share of a range that is its end
 MAX_RUNS = 100_000  # all are checked, and kept in mind, before the first starts
-# measures of the optimisation itself, which say nothing of generalisation and need no validation data
-_OPTIMISATION = (
-    "distance",
-    "field_norm",
-    "grad_phi",
-    "dual_distance",
-    "grad_norm",
-    "phi",
-    "loss",
-    "robust_loss",
-)
-_BOOKKEEPING = (
-    "round", "phases", "bytes_down", "bytes_up", "failures", "participants", "clients", "weights", "dual",
-    "largest_weight", "seconds",
-)  # fmt: skip
+# measures of the optimisation itself say nothing of generalisation and need no validation data
+_OPTIMISATION = names(Of.residual, Of.objective)
+_BOOKKEEPING = names(Of.monitor, Of.count, Of.parts)
 
 
 # --------------------------------------------------------------------------------------------------- points
@@ -593,7 +582,7 @@ class Result:
     def test_metrics(self, row: Row) -> dict[str, dict[str, Any]]:
         """What was measured on test data."""
         on_test = all(entry.get("clients_evaluated_on") == "test" for entry in row.runs)
-        skip = (*_OPTIMISATION, *_BOOKKEEPING, "diverged", "single_class_clients")
+        skip = (*_OPTIMISATION, *_BOOKKEEPING, "diverged")
         of_clients = ("_clients", "_worst20", "_best20", "_std", "_gini")
         return {
             k: v

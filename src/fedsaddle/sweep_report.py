@@ -21,9 +21,10 @@ from fedsaddle import page
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.citing import cite
 from fedsaddle.data import DATASETS
-from fedsaddle.figures import RESIDUALS, Figure, Legend, Panel, Record, label, log_axis, plural, short
+from fedsaddle.figures import Figure, Legend, Panel, Record, log_axis, plural, short
 from fedsaddle.folder import between, write_whole
 from fedsaddle.journal import mean_and_std
+from fedsaddle.measures import RESIDUALS, label
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.report import sources
 from fedsaddle.toml import in_line, quoted, to_value

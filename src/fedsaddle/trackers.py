@@ -35,15 +35,13 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from fedsaddle.errors import FedsaddleError, first_line, nearest_or_all, optional_import, warn
 from fedsaddle.folder import write_whole
+from fedsaddle.measures import Of, names
 from fedsaddle.parse import from_json
 
 Record = dict[str, Any]
 Status = Literal["finished", "stopped", "failed"]
 
 TRACKED = "tracked.json"
-_COUNTS = {
-    "round", "phases", "bytes_down", "bytes_up", "failures", "participants", "clients", "weights", "left_out", "seconds",
-}  # fmt: skip
 _EXTRA = "trackers"
 
 
@@ -269,7 +267,7 @@ class Tracking:
 
     def log(self, record: Record) -> None:
         """A round, of which trackers are told if it was evaluated and they do not know it."""
-        if not self._trackers or not record.keys() - _COUNTS:
+        if not self._trackers or not record.keys() - {*names(Of.count, Of.parts)}:
             return
         if not self._started:
             self._start()

@@ -39,6 +39,7 @@ from fedsaddle.errors import Diverged, FedsaddleError, first_line, warn
 from fedsaddle.federation import Federation
 from fedsaddle.flat import FlatModel
 from fedsaddle.folder import TANGENT, Folder, Stopped, differing, write_whole
+from fedsaddle.measures import Of, names
 from fedsaddle.metrics import Evaluation, Split, auc_interval
 from fedsaddle.participation import Full, Participation
 from fedsaddle.problem import ModelProblem, Problem, tree_map
@@ -58,7 +59,7 @@ Record = dict[str, Any]
 _MAX_LISTED = 1000  # clients named or weighed in a record
 _MAX_DUAL = 100  # dual variables in a record
 _LATE = 10  # evaluations at the end, which say whether a run has settled
-_LISTS = ("clients", "weights", "left_out", "dual")  # what a record says of single clients and variables
+_LISTS = names(Of.parts)  # what a record says of single clients and variables
 
 
 def train(
