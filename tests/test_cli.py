@@ -136,7 +136,7 @@ def test_metrics_of_validation_data_are_named_in_words(fedsaddle: Command) -> No
 
 
 def test_without_plotly_there_is_no_report(fedsaddle: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_has_plotly", lambda: False)
+    monkeypatch.setattr("fedsaddle.finished.has_plotly", lambda: False)
     assert fedsaddle("run", save(QUADRATIC)).code == 0
     assert not Path("runs/tiny/report.html").exists()
     done = fedsaddle("compare", "runs/tiny")

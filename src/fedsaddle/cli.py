@@ -6,7 +6,6 @@ exit code 130.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -20,18 +19,17 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from fedsaddle import __version__
+from fedsaddle import __version__, finished
 from fedsaddle.deploy.commands import app as deploy_app
 from fedsaddle.deploy.commands import check_flower
 from fedsaddle.engines.ranks import first_to_fail, rank
 from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, similar_file
-from fedsaddle.folder import auc_interval, check_begun, read_result, unfinished
+from fedsaddle.folder import check_begun, read_result, unfinished
 from fedsaddle.kinds import ABOUT, Kind
-from fedsaddle.measures import Of, in_order, in_words, names
 from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned, check_config
-from fedsaddle.progress import human_bytes, spinner
-from fedsaddle.remarks import of_training, remarks
-from fedsaddle.tables import aligned, number, room
+from fedsaddle.progress import spinner
+from fedsaddle.remarks import of_training
+from fedsaddle.tables import aligned, room
 
 if TYPE_CHECKING:  # torch is loaded by the commands that need it, so that the others start at once
     from fedsaddle.federation import Federation
@@ -46,7 +44,7 @@ app = typer.Typer(
 
 app.add_typer(deploy_app, name="deploy")
 
-Json = dict[str, Any]
+_MOST_CLIENTS = 30  # in a table
 
 Jobs = Annotated[
     int,
@@ -131,7 +129,7 @@ def run(
     done = config.run(
         out or Path("runs") / config.name, progress=False if quiet else None, numbered=out is None
     )
-    show_finished(done, config.name, quiet)
+    finished.show(done, config.name, quiet)
 
 
 @deploy_app.command("resume")
@@ -162,7 +160,7 @@ def resume(
         done = drive.resume(folder, progress, allow)
     else:
         done = config.run(folder, progress=progress, resume=True, allow=allow)
-    show_finished(done, config.name, quiet)
+    finished.show(done, config.name, quiet)
 
 
 def _whole_numbers(option: str, text: str) -> list[int]:
@@ -194,31 +192,15 @@ def _run_seeds(
     try:
         for config, folder in zip(configs, folders, strict=True):
             done.append(config.run(folder, progress=False if quiet else None, numbered=out is None))
-            show_finished(done[-1], config.name, quiet=quiet or len(seeds) > 1)
+            finished.show(done[-1], config.name, quiet=quiet or len(seeds) > 1)
     except (FedsaddleError, KeyboardInterrupt) as error:
         if left := seeds[len(done) + 1 :]:
             error.add_note(f"not trained: --seeds {','.join(map(str, left))}")
         raise
     if not quiet and len(done) > 1:
         print()
-        finished = [run.out for run in done if run.out is not None]
-        _compare(finished, finished[0].with_name(f"{finished[0].name}-and-others.html"))
-
-
-def show_finished(done: Run, name: str, quiet: bool) -> None:
-    """Write the report of a run that has ended, and print its result."""
-    from fedsaddle.config import RUN_FILES
-    from fedsaddle.report import write_report
-
-    folder = done.out
-    assert folder is not None
-    if _has_plotly():
-        write_report(folder)
-    if quiet:
-        print(folder)
-    else:
-        _print_result(name, done.summary())
-        print(f"{folder}: {', '.join(name for name in RUN_FILES if (folder / name).exists())}")
+        folders = [run.out for run in done if run.out is not None]
+        _compare(folders, folders[0].with_name(f"{folders[0].name}-and-others.html"))
 
 
 @app.command("sweep")
@@ -267,7 +249,7 @@ def _compare(folders: Sequence[Path], out: Path) -> None:
 
     found = compare(folders, _say)
     print("\n".join(found.lines))
-    if _has_plotly():
+    if finished.has_plotly():
         from fedsaddle.report import write_comparison
 
         print(write_comparison(found.groups, out, compared=found.compared))
@@ -356,7 +338,7 @@ def show(
         _show_config(path, assigned(assignments))
     elif path.is_dir() or os.sep in what:
         with _as_written(path):
-            _print_result(path.resolve().name, read_result(path))
+            finished.print_result(path.resolve().name, read_result(path))
     else:
         known = [name for kind in Kind for name in things(kind)]
         raise _unknown("", what, known, "try: fedsaddle list algorithms")
@@ -557,10 +539,6 @@ def _load_torch(quiet: bool = False) -> None:
         import torch  # noqa: F401
 
 
-def _has_plotly() -> bool:
-    return importlib.util.find_spec("plotly") is not None
-
-
 # ------------------------------------------------------------------------------------------------- printing
 
 
@@ -576,38 +554,6 @@ def _as_written(*folders: Path) -> Iterator[None]:
         raise FedsaddleError(
             f"{who}: a file is not as a run writes it ({type(error).__name__}: {first_line(error)})"
         ) from error
-
-
-def _print_result(name: str, result: Json) -> None:
-    """A short table of a run's last evaluation."""
-    config, metrics = result["config"], dict(result["metrics"])
-    sizes = config["federation"]
-    print(
-        f"{name}: {config['algorithm']['name']} on {config['problem']['name']}, "
-        f"{sizes['clients']} clients, {sizes['samples']} training samples\n"
-    )
-    sure = auc_interval(result)
-    rows: list[list[str]] = [
-        [in_words(k), number(metrics[k]) + f"  (95 %: {sure})" * (k == "auc" and sure != "")]
-        for k in in_order(metrics)
-        if k not in names(Of.count)
-    ]
-    if course := result.get("course"):
-        named, values = in_words(course["metric"]), course["values"]
-        rows.append(
-            [f"{named}, last {len(values)} evaluations", f"{number(min(values))} to {number(max(values))}"]
-        )
-    rows.append(["rounds", str(metrics["round"])])
-    rows.append(
-        ["sent down, up", f"{human_bytes(metrics['bytes_down'])}, {human_bytes(metrics['bytes_up'])}"]
-    )
-    rows.append(["time", f"{metrics['seconds']:.1f} s"])
-    print("\n".join(f"  {line}" for line in aligned(rows)))
-    if "auc_clients" in metrics or "accuracy_clients" in metrics:
-        print(f"\n  Clients are evaluated on their {result['clients_evaluated_on']} data.")
-    for text in remarks(result):
-        print(f"\n  {text}")
-    print()
 
 
 def _show_config(path: Path, assignments: Sequence[str]) -> None:
@@ -627,14 +573,14 @@ def _show_config(path: Path, assignments: Sequence[str]) -> None:
         print(f"# {line}")
 
 
-def _clients_table(federation: Federation, most: int = 30) -> list[str]:
+def _clients_table(federation: Federation) -> list[str]:
     """Samples, and those of each class, client by client; of the first clients, and of up to 12 classes."""
     sizes = federation.sizes.tolist()
     has_classes = "y" in federation.data and not federation.is_regression and len(federation.classes) <= 12
     classes = federation.classes if has_classes else ()
     counts = federation.class_counts().tolist() if classes else [[]] * len(sizes)
     rows = [["client", "samples", *classes]]
-    for name, size, own in zip(federation.names[:most], sizes, counts, strict=False):
+    for name, size, own in zip(federation.names[:_MOST_CLIENTS], sizes, counts, strict=False):
         rows.append([name, str(size), *map(str, own)])
-    more = [f"... {len(sizes) - most} more"] if len(sizes) > most else []
+    more = [f"... {len(sizes) - _MOST_CLIENTS} more"] if len(sizes) > _MOST_CLIENTS else []
     return aligned(rows) + more

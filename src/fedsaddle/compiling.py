@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedsaddle.errors import warn
+from fedsaddle.errors import first_line, warn
 
 _OURS = re.compile(r"G\['__import_(torch|fedsaddle)(_dot_|')")  # a global of these, as the compiler names it
 
@@ -43,6 +43,6 @@ def _can_compile() -> bool:
         torch.compile(lambda x: x + 1)(torch.zeros(1))
         return True
     except Exception as error:  # whatever is missing: a C++ compiler, Triton, a supported platform
-        reason = str(error).partition("\n")[0]
-        warn(f"compile: not available here, running eagerly ({type(error).__name__}: {reason})")
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        warn(f"compile: not available here, running eagerly ({reason})")
         return False

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fedsaddle import sampling
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.federation import Federation
 from fedsaddle.flat import FlatModel
 from fedsaddle.folder import write_whole
@@ -267,7 +267,7 @@ def _outputs(flat: FlatModel, federation: Federation) -> int:
         with torch.no_grad():
             return flat(flat.initial.unsqueeze(0), x.unsqueeze(0)).shape[-1]
     except Exception as error:  # the user's module may raise anything
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise FedsaddleError(
             f"convexify: the model does not take samples of shape {tuple(x.shape[1:])} ({reason})"
         ) from error

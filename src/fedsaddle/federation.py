@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsaddle import figures, ingest
+from fedsaddle import ingest
 from fedsaddle.errors import FedsaddleError, short, warn
 
 if TYPE_CHECKING:
@@ -589,6 +589,8 @@ class Federation:
         Stacked bars, or a heat map of shares for more than 60 clients or 8 classes; of more than 2000
         clients an even selection is drawn.
         """
+        from fedsaddle import figures
+
         if not self._has_classes:
             return figures.ownership(self.sizes.numpy()[:, None], self.names, None)
         return figures.ownership(self.class_counts(), self.names, self.classes)

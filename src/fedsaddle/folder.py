@@ -26,6 +26,7 @@ from typing import IO, Any, NamedTuple
 from fedsaddle.errors import FedsaddleError, similar_file
 from fedsaddle.parse import from_json
 
+_KEPT = 2  # checkpoints
 HISTORY, SECONDS, CHECKPOINTS, INDEX, LOCK, TANGENT, SCORES, STOPPED = (
     "history.jsonl",
     "seconds.jsonl",
@@ -72,11 +73,10 @@ class Folder:
     Args:
         path: where; made if it is missing.
         resume: whether the run goes on from its last checkpoint; else the folder must not hold a run.
-        keep: how many checkpoints stay.
     """
 
-    def __init__(self, path: Path, resume: bool = False, keep: int = 2) -> None:
-        self.path, self._keep = path, keep
+    def __init__(self, path: Path, resume: bool = False) -> None:
+        self.path = path
         self._lock: IO[bytes] | None = None
         if not resume and (path / HISTORY).exists():
             raise FedsaddleError(f"{path}: already holds a run; choose another folder")
@@ -141,9 +141,7 @@ class Folder:
             _settle(self.path / file)
         write_whole(folder / name, data)
         entry = {"file": name, "round": rounds, "sha256": hashlib.sha256(data).hexdigest()}
-        entries = (
-            [e for e in self._index() if e["round"] < rounds][-self._keep + 1 :] if self._keep > 1 else []
-        )
+        entries = [e for e in self._index() if e["round"] < rounds][1 - _KEPT :]
         write_whole(folder / INDEX, json.dumps([*entries, entry], indent=1).encode() + b"\n")
         self._tidy()
 

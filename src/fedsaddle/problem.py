@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsaddle import projections
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.flat import FlatModel
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class ModelProblem(Problem):
         except FedsaddleError:
             raise
         except Exception as error:  # the user's module may raise anything
-            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            reason = f"{type(error).__name__}: {first_line(error)}"
             raise FedsaddleError(
                 f"model: does not take samples of shape {tuple(x.shape[2:])} ({reason})"
             ) from error

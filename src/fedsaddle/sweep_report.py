@@ -13,7 +13,6 @@ import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from fedsaddle import config as configs
@@ -22,6 +21,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.citing import cite
 from fedsaddle.data import DATASETS
 from fedsaddle.figures import Figure, Legend, Panel, Record, log_axis, plural, short
+from fedsaddle.finished import has_plotly
 from fedsaddle.folder import between, write_whole
 from fedsaddle.journal import mean_and_std
 from fedsaddle.measures import RESIDUALS, label
@@ -78,7 +78,7 @@ def write(result: Result, command: str) -> None:
         )
         write_whole(out / "best.toml", config.encode())
     write_whole(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
-    if best is not None and find_spec("plotly") is not None:  # of the report extra
+    if best is not None and has_plotly():
         _page(result, best, command, config)
 
 

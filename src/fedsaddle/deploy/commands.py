@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedsaddle import finished
 from fedsaddle.deploy.program import Process, end_with, start, stop
 from fedsaddle.errors import FedsaddleError, optional_import
 from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned, check_config
@@ -132,7 +133,9 @@ def run(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     config = load(file, assigned(assignments, track))
     place = out or Path("runs") / config.name
-    _finish(drive.run(config, place, False if quiet else None, numbered=out is None), config.name, quiet)
+    finished.show(
+        drive.run(config, place, False if quiet else None, numbered=out is None), config.name, quiet
+    )
 
 
 @app.command("local")
@@ -187,9 +190,3 @@ class local_sites:
 
     def __exit__(self, *_: object) -> None:
         stop(*self.processes.values(), by=signal.SIGTERM)
-
-
-def _finish(done: Any, name: str, quiet: bool) -> None:
-    from fedsaddle.cli import show_finished
-
-    show_finished(done, name, quiet)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedsaddle.clients import Work
 from fedsaddle.cohort import Cohort
-from fedsaddle.errors import warn
+from fedsaddle.errors import first_line, warn
 from fedsaddle.problem import tree_map
 
 PRECISIONS = {
@@ -103,8 +103,7 @@ class Graphs:
             try:
                 self._recorded[key] = Recording(work, message, cohort)
             except RuntimeError as error:
-                reason = str(error).partition("\n")[0]
-                warn(f"{work.__name__} cannot be a CUDA graph and runs eagerly: {reason}")
+                warn(f"{work.__name__} cannot be a CUDA graph and runs eagerly: {first_line(error)}")
                 self._recorded[key] = None
         recording = self._recorded[key]
         return work(cohort, message) if recording is None else recording.replay(message, cohort)

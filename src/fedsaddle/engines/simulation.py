@@ -21,7 +21,7 @@ from fedsaddle.cohort import Batching, Cohort, Sides
 from fedsaddle.engines.execution import Execution
 from fedsaddle.engines.memory import ClientMemory
 from fedsaddle.engines.residence import Offloaded, Resident
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.federation import Federation
 from fedsaddle.participation import Draw, Participation
 from fedsaddle.problem import Data, Problem
@@ -142,7 +142,7 @@ class Simulation(Clients):
                 raise
             except Exception as error:
                 clients = f"client {ids.item()}" if ids.size == 1 else f"{ids.size} clients"
-                reason = str(error).partition("\n")[0]
+                reason = first_line(error)
                 raise ClientWorkError(
                     f"{work.__name__} failed in round {self.round}, phase {phase}, {clients}: "
                     f"{type(error).__name__}: {reason}"

@@ -34,7 +34,7 @@ from fedsaddle.clients import Gathered, Work
 from fedsaddle.cohort import Cohort
 from fedsaddle.engines.ranks import rank
 from fedsaddle.engines.simulation import Simulation
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.federation import Federation
 from fedsaddle.participation import Draw, Participation
 from fedsaddle.problem import Problem, tree_map
@@ -257,7 +257,7 @@ def _contact() -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    text = str(error).partition("\n")[0]
+    text = first_line(error)
     return text if isinstance(error, FedsaddleError) else f"{type(error).__name__}: {text}"
 
 
