@@ -226,6 +226,11 @@ def _tried(tried: Sequence[Row], select: str) -> Row:
     return {"tried": [row["chosen"] | {select: short(v)} for row, v in zip(tried, means, strict=True)]}
 
 
+def beside(file: str, name: str) -> ModuleType:
+    """For an experiment.py, at `file`: another experiment of its paper, to share its parts."""
+    return _load(Path(file).parents[1] / name)
+
+
 def _load(folder: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"experiment_{folder.name}", folder / "experiment.py")
     assert spec is not None and spec.loader is not None

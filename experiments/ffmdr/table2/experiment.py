@@ -62,7 +62,8 @@ def _local_steps(data, quick):
     return EPOCHS * -(-round(rows) // BATCH)
 
 
-def _place(data, quick):
+def place(data, quick):
+    """The config of a data set."""
     out = {"data.name": data}
     if data in NO_TEST_FILE:
         out["data.test"] = 0.2  # of each client, so of each class
@@ -98,7 +99,7 @@ def methods(data, quick):
 
 def first(rows, quick, data):
     return [
-        Cell({"method": method, "data": d}, {**_place(d, quick), **settings}, grid)
+        Cell({"method": method, "data": d}, {**place(d, quick), **settings}, grid)
         for d in columns(data, quick)
         for method, (settings, grid) in methods(d, quick).items()
     ]
@@ -108,7 +109,7 @@ def _again(row, quick, points):
     """The cell of an earlier step's row, at other points."""
     method, data = row["method"], row["data"]
     settings, _ = methods(data, quick)[method]
-    return Cell({"method": method, "data": data}, {**_place(data, quick), **settings}, points)
+    return Cell({"method": method, "data": data}, {**place(data, quick), **settings}, points)
 
 
 def accuracies(rows, quick, data):
@@ -155,7 +156,7 @@ def extra_rows(quick, build, data):
 
     rows = []
     for d in columns(data, quick):
-        rows.append(row("centralised solve", d, centralised(build(_place(d, quick)))))
+        rows.append(row("centralised solve", d, centralised(build(place(d, quick)))))
         rows += [] if quick else [row(f"{m}, paper", d, numbers[d]) for m, numbers in PAPER.items()]
     return rows
 
@@ -194,11 +195,11 @@ def centralised(config):
 
 def judge(rows):
     return [
-        verdict for data in _sets(rows) for verdict in _judge([r for r in rows if r["data"] == data], data)
+        verdict for data in sets(rows) for verdict in _judge([r for r in rows if r["data"] == data], data)
     ]
 
 
-def _sets(rows):
+def sets(rows):
     return list(dict.fromkeys(r["data"] for r in rows))
 
 
@@ -229,31 +230,38 @@ def _judge(rows, data):
 
 
 def figure(rows):
+    return curves(rows, ROWS, ["#d55e00", "#e69f00", "#009e73", "#56b4e9", "#0072b2"])
+
+
+def curves(rows, by, hues):
+    """Test AUC over rounds, a panel a data set, a line for each row of the table."""
     from plotly.subplots import make_subplots
 
-    colours = dict(zip(PAPER, ["#d55e00", "#e69f00", "#009e73", "#56b4e9", "#0072b2"], strict=True))
-    sets = _sets(rows)
-    across = min(3, len(sets))
-    fig = make_subplots(-(-len(sets) // across), across, subplot_titles=sets, vertical_spacing=0.14)
-    for i, data in enumerate(sets):
+    lines = dict.fromkeys(r[by] for r in rows if "curves" in r)
+    colours, found = dict(zip(lines, hues, strict=True)), sets(rows)
+    across = min(3, len(found))
+    down = -(-len(found) // across)
+    fig = make_subplots(down, across, subplot_titles=found, vertical_spacing=0.14)
+    for i, data in enumerate(found):
         at = {"row": i // across + 1, "col": i % across + 1}
         own = [r for r in rows if r["data"] == data]
         for r in (r for r in own if "curves" in r):
             mean = [sum(v) / len(v) for v in zip(*r["curves"]["auc"], strict=True)]
             fig.add_scatter(
-                x=r["curves"]["round"], y=mean, name=r["method"], legendgroup=r["method"], showlegend=i == 0,
-                line={"color": colours[r["method"]], "width": 2.5}, **at,
+                x=r["curves"]["round"], y=mean, name=r[by], legendgroup=r[by], showlegend=i == 0,
+                line={"color": colours[r[by]], "width": 2.5}, **at,
             )  # fmt: skip
-        (ceiling,) = (r["metrics"]["best"]["mean"] for r in own if r["method"] == "centralised solve")
-        fig.add_hline(
-            ceiling, line={"dash": "dot", "color": "#666"}, annotation_text="centralised solve", **at,
-            annotation_position="bottom right",
-        )  # fmt: skip
         top = max(r["metrics"]["best"]["mean"] for r in own if "curves" in r)
-        fig.update_yaxes(title="test AUC", range=[max(top, ceiling) - 0.08, max(top, ceiling) + 0.01], **at)
+        for ceiling in (r["metrics"]["best"]["mean"] for r in own if r[by] == "centralised solve"):
+            top = max(top, ceiling)
+            fig.add_hline(
+                ceiling, line={"dash": "dot", "color": "#666"}, annotation_text="centralised solve", **at,
+                annotation_position="bottom right",
+            )  # fmt: skip
+        fig.update_yaxes(title="test AUC", range=[top - 0.08, top + 0.01], **at)
         fig.update_xaxes(title="round", type="log", **at)
     fig.update_layout(
         template="plotly_white", title="Mean over seeds",
-        width=950 if len(sets) == 1 else 1500, height=540 if len(sets) == 1 else 420 * -(-len(sets) // across),
+        width=950 if len(found) == 1 else 1500, height=540 if len(found) == 1 else 420 * down,
     )  # fmt: skip
     return fig
