@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedsaddle as fs
@@ -17,6 +18,7 @@ from fedsaddle.errors import FedsaddleError
 from fedsaddle.journal import Journal, finish
 from fedsaddle.replicas import run_all
 from fedsaddle.reproduce import _changed, _load, experiments, reproduce
+from tests.reference import ffmdr as ref_ffmdr
 
 ROOT = Path(__file__).parents[1] / "experiments"
 
@@ -581,6 +583,19 @@ def test_table_2_of_ffmdr_has_the_grids_of_the_paper(tmp_path: Path, monkeypatch
         assert made["data"].get("test") == (
             0.2 if cell.at["data"] in ("covtype", "phishing", "w8a") else None
         )
+
+
+def test_the_centralised_solve_is_the_minimiser() -> None:
+    table2, base = experiment("ffmdr/table2"), config.read(ROOT / "ffmdr/table2/base.toml")
+    base["problem"]["regulariser"] = "l1(0.05)"
+    setup = _changed(base, table2.place("phishing", True)).build()
+    clients = [(c["x"].double().numpy(), c["y"].numpy()) for c in map(setup.federation.client, range(4))]
+    features = clients[0][0].shape[1]
+    P, c = ref_ffmdr.auc_shared(clients, float(np.mean([np.mean(y == 1) for _, y in clients])))
+    best = ref_ffmdr.minimise(P, c, ref_ffmdr.l1_prox(0.05, features), steps=100_000)
+    _, v = table2.optimum(setup)
+    assert (best[:features] == 0).any() and (best[:features] != 0).any()
+    np.testing.assert_allclose(v[:features], best[:features], rtol=0, atol=1e-7)
 
 
 def test_gisette_is_a_column_where_its_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -343,7 +343,7 @@ def convergence(groups: list[Group], main: str) -> Figure | None:
 
 
 _SAYS = {
-    "fixed_point": "The clients' points differ from the server's by so much, as a root mean square; at a solution they agree.",
+    "fixed_point": "How far the clients' points are from the server's, as a root mean square; at a solution they agree.",
     "move": "A round's step is that of the server's point.",
     "grad_phi": "φ is the objective with the one dual of all clients at its maximum; its gradient vanishes at a solution.",
     "dual_distance": "The dual's best is its maximiser at the present primal variables.",

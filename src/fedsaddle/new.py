@@ -363,10 +363,23 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     kept = [name for name in left.columns if name in texts]
     guessed = group is not None and wanted.site is None and not ask.terminal
     tails = _tails(left[[name for name in left.columns if name not in texts]])
-    return _source(
-        path, folder, sep, decimal, label, group, guessed, stored, dropped, filled, len(files), kept, tails,
-        bool((frame[label] == stored).mean() > 0.5), guess, guesses.others(frame, labels, used) if guess else [],
-    )  # fmt: skip
+    found = Found(
+        files=len(files),
+        sep=sep,
+        decimal=decimal,
+        label=label,
+        guess=guess,
+        others=guesses.others(frame, labels, used) if guess else [],
+        positive=stored,
+        common=bool((frame[label] == stored).mean() > 0.5),
+        group=group,
+        guessed=guessed,
+        dropped=dropped,
+        filled=filled,
+        texts=kept,
+        tails=tails,
+    )
+    return _source(path, folder, found)
 
 
 def _tails(frame: Any) -> dict[str, str]:
@@ -384,24 +397,29 @@ def _tails(frame: Any) -> dict[str, str]:
     }
 
 
-def _source(
-    path: Path,
-    folder: Path,
-    sep: str,
-    decimal: str,
-    label: str,
-    group: str | None,
-    guessed: bool,  # the group
-    positive: Any,
-    dropped: dict[str, str],
-    filled: dict[str, str],
-    files: int,
-    texts: Sequence[str],
-    tails: dict[str, str],
-    common: bool,  # the positive value
-    guess: str,  # said of the label
-    others: Sequence[str],  # what else may be the label, in words
-) -> Source:
+class Found(NamedTuple):
+    """What a look at tables has found."""
+
+    files: int
+    sep: str
+    decimal: str
+    label: str
+    guess: str  # said of the label, where it is one
+    others: Sequence[str]  # what else may be the label, in words
+    positive: Any
+    common: bool  # most rows are positive
+    group: str | None  # the column of sites; None: a file each
+    guessed: bool  # the group
+    dropped: dict[str, str]  # columns that are no features, and why
+    filled: dict[str, str]  # columns with gaps, and how they are filled
+    texts: Sequence[str]  # columns of text that are features
+    tails: dict[str, str]  # columns of numbers with long tails, and how long
+
+
+def _source(path: Path, folder: Path, found: Found) -> Source:
+    """A table as a config and a script have it, and what is said of it."""
+    label, group, positive, sep, decimal = found.label, found.group, found.positive, found.sep, found.decimal
+    dropped, filled, tails = found.dropped, found.filled, found.tails
     place = _relative(path, folder)
     data: list[tuple[str, Any, str]] = [
         (
@@ -444,16 +462,16 @@ def _source(
         python = ""
         made = _called_with("fs.Federation.from_files", [f"str(HERE / {_python(place)})"], columns | between)
     python += f'federation = {made}\nfederation = federation.holdout(0.25).scaled("{scale}")'
-    who = f"sites by {group!r}" if group else f"{files} files, each a site"
-    who += " (a guess; --site COLUMN chooses)" if guessed else ""
-    often = " (most rows have it)" if common else ""
-    words = [f"{path}: {who}; predicts {label!r}{guess}, positive is {positive!r}{often}"]
-    words += [f"  {line}" for line in others]
+    who = f"sites by {group!r}" if group else f"{found.files} files, each a site"
+    who += " (a guess; --site COLUMN chooses)" if found.guessed else ""
+    often = " (most rows have it)" if found.common else ""
+    words = [f"{path}: {who}; predicts {label!r}{found.guess}, positive is {positive!r}{often}"]
+    words += [f"  {line}" for line in found.others]
     words += [f"  numbers have a decimal {decimal!r}"] if decimal != "." else []
     words += [f"  {name!r} is dropped: {why}" for name, why in dropped.items()]
     words += [f"  {name!r} is kept: {how}" for name, how in filled.items()]
     words += [f'  {name!r} has a long tail, {how}: scale = "log"' for name, how in tails.items()]
-    return Source(data, [], python, words, texts)
+    return Source(data, [], python, words, found.texts)
 
 
 def _known_data(said: str) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from fedsaddle.data.catalogue import DATASETS
 from fedsaddle.data.fetch import locate, missing
+from fedsaddle.errors import FedsaddleError
 from fedsaddle.reproduce import Cell, Verdict
 
 TITLE = "Linear AUC over 20 clients with one class each: five methods"
@@ -162,35 +163,50 @@ def extra_rows(quick, build, data):
 
 
 def centralised(config):
-    """Test AUC of min over (w, a, b), max over alpha of f + 0.001 ||w||_1 on all clients' data, by proximal gradients."""
+    """Test AUC of min over (w, a, b), max over alpha of f + 0.001 ||w||_1 on all clients' data."""
     from fedsaddle import metrics
+
+    setup = config.build()
+    problem, v = optimum(setup)
+    test = setup.federation.test or setup.federation
+    module = problem.module(torch.cat([v, v.new_zeros(1)])).double()
+    with torch.no_grad():
+        scores = module(test.data["x"].double()).squeeze(-1)
+    return metrics.auc(scores, test.data["y"] == 1)
+
+
+def optimum(setup):
+    """The problem with its constants, and its v = (w, bias, a, b), by accelerated proximal gradients."""
     from fedsaddle.cohort import Batching
     from fedsaddle.engines.simulation import Simulation
 
-    setup = config.build()
     clients = Simulation(
         setup.problem, setup.federation, setup.participation, batching=Batching(None), dtype=torch.float64
     )
     problem = clients.problem.prepare(clients)
     clients.problem = problem
-    d = problem.n_x + 1
-    H, c = clients.cohort(range(clients.n_clients), 0).affine_field(d)  # of each client [N, d, d]
-    H, c = H.mean(0), c.mean(0)
+    cohort, d = clients.cohort(range(clients.n_clients), 0), problem.n_x + 1
+
+    def field(z):  # of the mean over clients
+        return cohort.full_field(cohort.each(z.unsqueeze(0))).mean(0)
+
+    c = field(torch.zeros(d, dtype=torch.float64))
+    H = torch.stack([field(e) - c for e in torch.eye(d, dtype=torch.float64)], dim=-1)
     # maximise over alpha, the last variable: H_vv v + h alpha + c_v with alpha = (h'v - c_alpha) / mu
     mu, h = H[-1, -1], H[:-1, -1]
     P, q = H[:-1, :-1] + torch.outer(h, h) / mu, c[:-1] - h * c[-1] / mu
     step = 1 / torch.linalg.matrix_norm(P, 2).item()
     v = w = problem.init().to(torch.float64)[:-1]
     t = 1.0
-    for _ in range(20_000):  # FISTA
+    for _ in range(1_000_000):  # FISTA, begun anew where it overshoots
         z = torch.cat([w - step * (P @ w + q), w.new_zeros(1)]).unsqueeze(0)
-        new, faster = problem.prox(z, step)[0, :-1], (1 + (1 + 4 * t * t) ** 0.5) / 2
+        new = problem.prox(z, step)[0, :-1]
+        if (w - new).norm() <= 1e-10 * max(1.0, new.norm().item()):
+            return problem, new
+        t = 1.0 if (w - new) @ (new - v) > 0 else t
+        faster = (1 + (1 + 4 * t * t) ** 0.5) / 2
         w, v, t = new + (t - 1) / faster * (new - v), new, faster
-    test = setup.federation.test or setup.federation
-    module = problem.module(torch.cat([v, v.new_zeros(1)])).double()
-    with torch.no_grad():
-        scores = module(test.data["x"].double()).squeeze(-1)
-    return metrics.auc(scores, test.data["y"] == 1)
+    raise FedsaddleError("ffmdr/table2: the centralised solve has not converged in a million steps")
 
 
 def judge(rows):
