@@ -24,11 +24,6 @@ LEVELS = {
 SAME = 0.005  # AUC that counts as about the same
 
 
-def _place(data, quick):
-    own = {} if data == "covtype" else {"train.compile": False}
-    return table2.place(data, quick) | own
-
-
 def all_take_part(rows, quick, data):
     grid = {
         "algorithm.lr": table2.STEP[:2] if quick else table2.STEP,
@@ -40,11 +35,16 @@ def all_take_part(rows, quick, data):
     ]
 
 
+def _eager(scheme):
+    """Where the number of participants changes, steps would be compiled anew for each."""
+    return {} if scheme["name"] == "full" else {"train.compile": False}
+
+
 def a_part(rows, quick, data):
     return [
         Cell(
             {"participation": label, "data": row["data"]},
-            {**_place(row["data"], quick), **row["chosen"], "participation": scheme},
+            {**table2.place(row["data"], quick), **row["chosen"], "participation": scheme, **_eager(scheme)},
         )
         for row in rows
         for label, scheme in LEVELS.items()
