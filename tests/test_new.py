@@ -261,7 +261,8 @@ def test_a_linear_model_learns_from_zero(aim: str, fedsaddle: Callable[..., Done
     assert load("p/run.toml").run(progress=False).metrics["auc"] > 0.7
 
 
-def test_the_step_size_suits_the_table(fedsaddle: Callable[..., Done]) -> None:
+@pytest.mark.parametrize("aim", ["auc", "pairs"])
+def test_the_step_size_suits_the_table(aim: str, fedsaddle: Callable[..., Done]) -> None:
     """The scaled 0 and 1 of a rare text are long, so that 0.1 is too large a step; other tables keep it."""
     rng = np.random.default_rng(0)
     frame = patients(1500)
@@ -269,13 +270,13 @@ def test_the_step_size_suits_the_table(fedsaddle: Callable[..., Done]) -> None:
         frame[f"code{c}"] = [f"{c}-{k}" for k in rng.integers(0, 45, len(frame))]
     frame.to_csv("wide.csv", index=False)
     said = fedsaddle(
-        "new", "p", "--data", "wide.csv", "--label", "died", "--site", "hospital", "--script"
+        "new", "p", "--data", "wide.csv", "--label", "died", "--site", "hospital", "--script", "--aim", aim
     ).out
     lr = load("p/run.toml").tree["algorithm"]["lr"]
     assert lr < 0.1 and f"lr = {lr:g}: 0.1 raised the objective in 10 rounds; this is well below it" in said
     assert f"lr={lr:g}" in Path("p/run.py").read_text()
     tables(Path())
-    assert "got less far" not in fedsaddle("new", "q", "--data", "all.csv").out
+    assert "got less far" not in fedsaddle("new", "q", "--data", "all.csv", "--aim", aim).out
     assert load("q/run.toml").tree["algorithm"]["lr"] == 0.1
 
 

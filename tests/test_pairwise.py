@@ -21,6 +21,7 @@ from fedsaddle.problems import AUC, Contrastive, PairwiseAUC, PartialAUC, pairs
 from fedsaddle.replicas import run_together
 from tests import harness
 from tests.harness import FEATURES, best_pairwise, binary, connect, drive, federation
+from tests.reference import pairwise as ref
 
 LOSSES = [
     pairs.Square(0.8),
@@ -242,6 +243,54 @@ def test_a_small_last_client_without_a_class(y_last: int, chunk: int | None) -> 
         chunk=chunk,
     )
     assert np.isfinite(run.z).all() and (run.z[-1] != run.z[0]).any()
+
+
+@pytest.mark.parametrize(
+    "name", ["pairs", "pairs_square", "pairs_barrier", "pairs_partial", "pairs_contrastive"]
+)
+def test_the_reported_loss_is_the_objective(name: str) -> None:
+    """Clients of unequal sizes, two of which lack a side."""
+    twin = harness.TWINS[name]
+    case = next(c for c in harness.CASES.values() if c.twin == name)
+    arguments = harness.pairwise_arguments(case)
+    z = twin.z0()
+    outer = {"outer": ref.log_outer(0.5)} if name == "pairs_partial" else {}
+    psi = harness.PAIR_LOSSES[name][0]
+    best = ref.objective(z, arguments["clients"], arguments["rep"], psi, **outer)
+    split = metrics.Split(twin.data(), torch.device("cpu"), torch.float64)
+    (found,) = twin.problem().objective(torch.from_numpy(z).view(1, 1, -1), split)
+    assert found == pytest.approx(best, abs=1e-12)
+
+
+def test_of_large_sides_an_even_choice_is_paired(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = federation(
+        *[{"x": np.tile(c["x"], (5, 1)), "y": np.tile(c["y"], 5)} for c in harness.clients_of(binary())]
+    )
+    problem, z = PairwiseAUC(nn.Linear(FEATURES, 1)), torch.randn(1, 1, FEATURES + 1, dtype=torch.float64)
+    split = metrics.Split(same, torch.device("cpu"), torch.float64)
+    (whole,) = problem.objective(z, split)
+    monkeypatch.setattr("fedsaddle.problems.pairwise._PAIRED", 40)
+    (some,) = problem.objective(z, split)
+    assert some != whole and some == pytest.approx(whole, rel=0.2)
+
+
+def test_replicas_have_their_own_losses() -> None:
+    """Of three scales and one step that diverges."""
+    options: dict[str, Any] = dict(rounds=3, batch_size=4, dtype="float64", eval_every=1)
+
+    def start(scale: float, lr: float) -> fs.Run:
+        torch.manual_seed(0)
+        problem = PairwiseAUC(nn.Linear(FEATURES, 1), loss="logistic", scale=scale)
+        return fs.train(problem, RSPairwise(lr=lr, local_steps=2), binary(), **options)
+
+    points = [(1.0, 0.1), (0.3, 1e308), (0.5, 0.1), (0.2, 0.2)]
+    together = [start(*point) for point in points]
+    run_together(together)
+    for run, point in zip(together, points, strict=True):
+        if point[1] < 1:
+            alone = [r["pair_loss"] for r in start(*point)]
+            assert [r["pair_loss"] for r in run.records] == pytest.approx(alone, abs=1e-12)
+            assert alone[-1] < alone[0]
 
 
 def test_a_lost_visit_does_not_shift_epochs() -> None:

@@ -58,6 +58,7 @@ MEASURES: dict[str, Measure] = {  # in the order in which they are shown
     "robust_loss": Measure("loss by the worst weights", "Loss by the worst weights", Of.objective),
     "largest_loss": Measure("largest loss of a client", "Largest loss of a client", Of.objective),
     "mean_loss": Measure("loss, mean over clients", "Loss, mean over clients", Of.objective),
+    "pair_loss": Measure("loss of pairs, training", "Training loss of pairs", Of.objective),
     "largest_drawn_loss": Measure("largest loss of a client drawn", "Largest loss of a client drawn", Of.monitor),
     "largest_weight": Measure("largest weight of a client", "Largest weight of a client", Of.monitor),
     "phi": Measure("objective phi: the dual at its best", "Objective φ = max over the dual", Of.objective),

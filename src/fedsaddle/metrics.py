@@ -317,14 +317,16 @@ class Split:
         """
         length = max(1, self._rows // replicas)
         for start in range(0, len(self.weights), length):
-            rows = slice(start, start + length)
-            data = {
-                k: v[rows]
-                .to(self._device, self.weights.dtype if v.is_floating_point() else None)
-                .unsqueeze(0)
-                for k, v in self.data.items()
-            }
-            yield Batch(data, self.weights[rows].unsqueeze(0))
+            yield self.piece(slice(start, start + length))
+
+    def piece(self, rows: slice | Tensor) -> Batch:
+        """These samples, as in `pieces`."""
+        dtype = self.weights.dtype
+        data = {
+            k: v[rows].to(self._device, dtype if v.is_floating_point() else None).unsqueeze(0)
+            for k, v in self.data.items()
+        }
+        return Batch(data, self.weights[rows].unsqueeze(0))
 
     def client_means(self, values: Tensor) -> list[list[float]]:
         """Mean of a per-sample value [R, n] over every client's own samples."""

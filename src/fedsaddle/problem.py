@@ -7,9 +7,11 @@ replica axis may stand in front: [R, S, d]), so one line of mathematics serves t
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -144,6 +146,17 @@ class Problem(ABC):
         out = function(z.unsqueeze(0), Batch({k: shared(v) for k, v in batch.data.items()}, shared(batch.w)))
         return out.squeeze(0)
 
+    def of_replicas(self, which: Tensor) -> Self:
+        """The problem of some of R replicas, which: [R] bool."""
+        numbers = {k: v[which] for k in self.real if isinstance(v := getattr(self, k), Tensor)}
+        if not numbers:
+            return self
+        some = copy.copy(self)
+        for name, values in numbers.items():
+            object.__setattr__(some, name, values)
+        forget_made(some)
+        return some
+
     @property
     def of_equal_clients(self) -> bool:
         """Whether it has constants that are right only where clients count equally."""
@@ -276,6 +289,12 @@ class ModelProblem(Problem):
 
     def module(self, z: Tensor) -> nn.Module:
         return self.flat.module_at(z.reshape(-1)[: self.flat.n])
+
+
+def forget_made(thing: object) -> None:
+    """Drop what was made once from numbers that are others now: cached properties."""
+    for name in [k for k in vars(thing) if isinstance(getattr(type(thing), k, None), cached_property)]:
+        del vars(thing)[name]
 
 
 def tree_map(function: Any, *trees: Any, of: tuple[type, ...] = (Tensor,)) -> Any:

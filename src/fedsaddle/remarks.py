@@ -40,7 +40,11 @@ def of_training(result: dict[str, Any]) -> list[str]:
 
 def grown(result: dict[str, Any]) -> list[str]:
     """Whether what training lowers is higher than before it, as after steps too large; also of a journal's entry."""
-    for key, words in (("loss", "training loss"), ("phi", "objective phi")):
+    for key, words in (
+        ("loss", "training loss"),
+        ("pair_loss", "training loss of pairs"),
+        ("phi", "objective phi"),
+    ):
         first = result.get(f"{key}_at_start")
         if first is None or key not in result["metrics"]:
             continue

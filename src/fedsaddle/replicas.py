@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
-from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.participation import Cyclic, Full, Participation, Uniform
-from fedsaddle.problem import tree_map
+from fedsaddle.problem import forget_made, tree_map
 from fedsaddle.train import Run
 
 T = TypeVar("T")
@@ -116,8 +115,7 @@ def stack(things: Sequence[T], names: Iterable[str], like: Tensor) -> T:
         if any(v != values[0] for v in values):
             numbers = torch.tensor(values, dtype=torch.float64).to(like).view(-1, 1, 1)
             object.__setattr__(stacked, name, numbers)
-    for name in [k for k in vars(stacked) if isinstance(getattr(type(stacked), k, None), cached_property)]:
-        del vars(stacked)[name]  # was made from the first one's numbers
+    forget_made(stacked)  # from the first one's numbers
     return stacked
 
 
@@ -159,7 +157,7 @@ def run_together(runs: Sequence[Run], tick: Tick = lambda n: None) -> None:
             if r > 0:
                 clients.begin(r - 1)
                 state = algorithm.round(state, clients)
-            found = first.look(r, state.z)
+            found = first.look(r, state.z, problem)
             for i, run in enumerate(runs):
                 own = tree_map(lambda t, i=i: t[i], state) if first.evaluated(r) else None
                 run.take(r, own, clients, i, started, found[i])

@@ -19,7 +19,7 @@ from fedsaddle.train import Run, train
 
 STEPS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 
-_LOWERED = ("phi", "loss")  # what training lowers, of which a run has one, or none (losses of pairs)
+_LOWERED = ("phi", "loss", "pair_loss")  # what training lowers, of which a run has one, or none
 _NEAR = 0.15  # of the way that the best gets; a larger step that is so near to it is taken
 _MARGIN = 0.2  # of a step that raises the objective; a smaller one only is safe in a longer run
 

@@ -369,15 +369,20 @@ class Run:
         if self._folder is not None and (r == self.rounds or self._error is not None):
             self._folder.__exit__()
 
-    def look(self, r: int, z: Tensor) -> list[Found]:
-        """What there is to see at the iterates z [R, 1, d] of R runs on this run's data after r rounds."""
+    def look(self, r: int, z: Tensor, posed: Problem | None = None) -> list[Found]:
+        """What there is to see at the iterates z [R, 1, d] of R runs on this run's data after r rounds.
+
+        Args:
+            posed: the problem of all R, where it is not this run's.
+        """
         # asking a GPU for a number waits for it, so there divergence is noticed when the run is evaluated
         if z.is_cuda and not self.evaluated(r):
             return [Found(True, None)] * len(z)
         finite: list[bool] = torch.isfinite(z).all(-1).all(-1).tolist()
         if not self.evaluated(r) or not any(finite):
             return [Found(ok, None) for ok in finite]
-        problem, sound = self.clients.problem, z[torch.tensor(finite, device=z.device)]
+        kept = torch.tensor(finite, device=z.device)
+        problem, sound = (posed or self.clients.problem).of_replicas(kept), z[kept]
         if not self.algorithm.shared_dual:  # the server's y has no meaning
             x, y = sound.split((problem.n_x, problem.n_y), dim=-1)
             sound = torch.cat([x, torch.full_like(y, torch.nan)], dim=-1)
@@ -771,7 +776,7 @@ class Run:
     @property
     def began(self) -> Record:
         """What the objective was before training; None where it is not measured."""
-        return {f"{k}_at_start": self._records[0].get(k) for k in ("loss", "phi", "grad_phi")}
+        return {f"{k}_at_start": self._records[0].get(k) for k in ("loss", "pair_loss", "phi", "grad_phi")}
 
     def _course(self) -> Record | None:
         """The last evaluations of what is looked at first; None where there were few."""

@@ -37,6 +37,7 @@ from fedsaddle.problem import Batch, Data, ModelProblem
 from fedsaddle.problems.pairs import SCORE_LOSSES, ContrastiveLoss, PairLoss
 
 Pullback = Callable[[Tensor], Tensor] | None  # None: no derivatives were asked for
+_PAIRED = 500  # samples of a side, of which pairs are made to measure the objective
 _LOSS = Literal["square", "squared_hinge", "logistic", "sigmoid", "barrier_hinge", "q_norm_hinge"]
 
 
@@ -111,6 +112,34 @@ class Pairwise(ModelProblem):
                 raise FedsaddleError(self._nobody(which))
         return replace(self, owners=Owners((shares[0], shares[1]), int(counts[:, 0].max())))
 
+    def objective(self, z: Tensor, train: Split) -> list[float]:
+        """F at z [R, 1, d], over all pairs; of a side with more samples than _PAIRED over an even choice of them."""
+        with torch.no_grad():
+            (a, w_a), (b, w_b) = (self._side(z, train, mask) for mask in self.sides(train.data))
+            losses = self.psi_at(z).value(a.unsqueeze(-2), b.unsqueeze(-3)).double()  # [R, 1, m, n]
+            values: list[float] = (self._over_second(losses, w_b) * w_a).sum((-2, -1)).tolist()
+        return values
+
+    def _over_second(self, losses: Tensor, w: Tensor) -> Tensor:
+        """What the losses [..., n] of a sample of the first side make, by the weights of the second side's."""
+        return (losses * w).sum(-1)
+
+    def _side(self, z: Tensor, train: Split, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """What the model says of a side's samples [R, 1, m, k], and how they weigh in F."""
+        rows = mask.nonzero().squeeze(-1)
+        owner = train.owner[rows]
+        own = torch.bincount(owner, minlength=train.n_clients).double()
+        w = 1 / ((own > 0).sum() * own[owner])
+        if len(rows) > _PAIRED:
+            even = (
+                torch.linspace(0, len(rows) - 1, _PAIRED, dtype=torch.float64).round().long().to(rows.device)
+            )
+            rows, w = rows[even], w[even] / w[even].sum()
+        said = self.at_each(
+            z, train.piece(rows), lambda z, b: self.represent(z, b, derived=False)[0].flatten(-2)
+        )
+        return said.unflatten(-1, (len(rows), -1)), w
+
     def _nobody(self, which: str) -> str:
         return f"{type(self).__name__}: no client has samples of the {which} side; pairs need both somewhere"
 
@@ -132,7 +161,8 @@ class PairwiseAUC(Pairwise):
         tau: slope of barrier_hinge outside of its margin.
         q: exponent of q_norm_hinge.
         positive: index of the class that counts as positive (federation.classes[positive]); all others are negative.
-        monitors: whether clients that own no test data are told apart by their AUC on training data.
+        monitors: whether evaluations look at training data: the objective (`pair_loss`, of up to 500 positives and as many
+            negatives) and, for clients that own no test data, the AUC.
 
     Example:
         >>> import fedsaddle as fs, torch
@@ -196,8 +226,13 @@ class PairwiseAUC(Pairwise):
         metrics.check_positive(type(self).__name__, self.positive, federation)
 
     def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> list[Evaluation]:
-        ranks = metrics.ranking(self, z, splits, self.positive, training=self.monitors)
-        return list(starmap(Evaluation, ranks))
+        found = list(
+            starmap(Evaluation, metrics.ranking(self, z, splits, self.positive, training=self.monitors))
+        )
+        if self.monitors:
+            for e, value in zip(found, self.objective(z, splits["train"]), strict=True):
+                e.values["pair_loss"] = value
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,6 +259,10 @@ class PartialAUC(PairwiseAUC):
             raise FedsaddleError(f"PartialAUC: temperature must be > 0, got {self.temperature}")
         if not 0 < self.max_fpr < 1:
             raise FedsaddleError(f"PartialAUC: max_fpr must be between 0 and 1, got {self.max_fpr}")
+
+    def _over_second(self, losses: Tensor, w: Tensor) -> Tensor:
+        T = self.temperature
+        return T * torch.logsumexp(losses / T + w.log(), -1)
 
     def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> list[Evaluation]:
         found = super().evaluate(z, splits, federation)
@@ -308,7 +347,8 @@ class Contrastive(Pairwise):
                         same=name == "train",
                     ).items()
                 }  # fmt: skip
-        return [Evaluation(values) for values in found]
+        losses = self.objective(z, splits["train"])
+        return [Evaluation(v | {"pair_loss": loss}) for v, loss in zip(found, losses, strict=True)]
 
     def _embedded(self, z: Tensor, split: Split) -> Tensor:
         with torch.no_grad():
