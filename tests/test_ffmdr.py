@@ -166,6 +166,15 @@ def test_sums_over_samples_are_weights() -> None:  # E4.3
     assert np.abs(run.z[-1]).max() > 0.1
 
 
+def test_weights_that_clients_apply_themselves_stay_under_a_median() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for method in (FFMDR, FedNormSGDA):
+            run = fs.train(auc(), method(lr=0.1, weights="samples"), one_class(), rounds=2, batch_size=4,
+                           aggregation="median")  # fmt: skip
+            assert run.algorithm.counting == "samples"
+
+
 def test_the_residual_rule_implies_criterion_10() -> None:  # T32
     """Where the rule stops a client, its distance from the exact inner solution is as criterion (10) asks."""
     algorithm = FFMDR(beta=0.8, solver="extragradient", lr=0.2, epochs=400, accuracy=0.3, tolerance=0.0)

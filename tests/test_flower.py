@@ -64,6 +64,15 @@ def test_metrics_come_from_the_sites(tmp_path: Path) -> None:
     )
 
 
+def test_a_site_with_one_class_takes_part_in_the_auc_of_pairs(tmp_path: Path) -> None:
+    whole = federation((40, 60, 30, 50))
+    whole.data["y"][:40] = 1
+    config = tree("cycp_pairwise")
+    got, want = deployed(Fleet(whole, tmp_path), config).metrics, simulated(whole, config).metrics
+    assert got["train_auc"] == pytest.approx(want["train_auc"], abs=got["train_auc_bound"] + 1e-6)
+    assert "left_out" not in got and want["pair_loss"] > 0 and "pair_loss" not in got
+
+
 def test_a_part_sent_once_is_sent_once(tmp_path: Path) -> None:
     fleet = Fleet(federation(), tmp_path)
     deployed(fleet, tree("codasca")).finish()  # stages of 2 rounds, in 3 rounds: two prox centres

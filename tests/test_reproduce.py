@@ -585,6 +585,38 @@ def test_table_2_of_ffmdr_has_the_grids_of_the_paper(tmp_path: Path, monkeypatch
         )
 
 
+def test_participation_of_ffmdr_is_tuned_and_judged_set_by_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_hand(tmp_path, SETS, monkeypatch)
+    part, base = experiment("ffmdr/participation"), config.read(ROOT / "ffmdr/participation/base.toml")
+    tuned = part.all_take_part([], False, "all")
+    assert [c.at["data"] for c in tuned] == SETS and {len(c.points) for c in tuned} == {16}
+    rows = [{**c.at, "chosen": c.points[i]} for i, c in enumerate(tuned)]
+    cells = part.a_part(rows, False, "all")
+    for cell, (row, level) in zip(cells, itertools.product(rows, part.LEVELS), strict=True):
+        made = _changed(base, cell.set).tree
+        assert (cell.at["data"], cell.at["participation"]) == (row["data"], level)
+        assert made["algorithm"]["lr"] == row["chosen"]["algorithm.lr"] and made["algorithm"]["epochs"] == 5
+        assert made["participation"].get("p") == {"50 %": 0.5, "25 %": 0.25}.get(level)
+        assert (
+            made["train"]["compile"] == (level == "100 %") and made["problem"]["regulariser"] == "l1(0.001)"
+        )
+
+    def row(data: str, level: str, best: float) -> dict[str, Any]:
+        curves = {"round": [0, 20], "auc": [[0.5, best]] * 3, "valid_auc": [[0.5, best]] * 3}
+        return {"participation": level, "data": data, "metrics": {"best": {"mean": best}}, "curves": curves}
+
+    found = [row("a9a", level, 0.9 - 0.002 * i) for i, level in enumerate(part.LEVELS)]
+    found += [row("covtype", level, 0.8 - 0.004 * i) for i, level in enumerate(part.LEVELS)]
+    assert [(v.claim.rpartition(" ")[2], v.holds) for v in part.judge(found)] == [
+        ("a9a", True),
+        ("covtype", False),
+    ]
+    fig = part.figure(found)
+    assert [a.text for a in fig.layout.annotations] == ["a9a", "covtype"] and len(fig.data) == 6
+
+
 def test_the_centralised_solve_is_the_minimiser() -> None:
     table2, base = experiment("ffmdr/table2"), config.read(ROOT / "ffmdr/table2/base.toml")
     base["problem"]["regulariser"] = "l1(0.05)"

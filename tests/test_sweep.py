@@ -591,8 +591,7 @@ def test_progress_is_told_round_by_round(jobs: int, together: int, tmp_path: Pat
     finish(wanted, Journal(tmp_path / "runs.jsonl"), together, lambda n, text: told.append(n), jobs=jobs)
     assert sum(told) == pytest.approx(6) and len(wanted) == 6
     parts = [n for n in told if n]
-    assert len(parts) >= 3 * jobs
-    if jobs == 1:
+    if jobs == 1:  # others are looked at every half second
         assert parts[:3] == pytest.approx([min(6, together) * rounds / 5 for rounds in (2, 2, 1)])
     again: list[float] = []
     finish(wanted, Journal(tmp_path / "runs.jsonl"), tick=lambda n, text: again.append(n), jobs=jobs)

@@ -64,5 +64,5 @@ def print_result(name: str, result: dict[str, Any]) -> None:
 
 
 def has_plotly() -> bool:
-    """Of the report extra."""
+    """Whether pages can be made: plotly is of the report extra."""
     return importlib.util.find_spec("plotly") is not None

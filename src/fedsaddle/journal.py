@@ -293,20 +293,21 @@ def _beside(
 ) -> None:
     """Compute shares of runs, each of which are alike, in several processes."""
     spawn = multiprocessing.get_context("spawn")  # a forked process would inherit torch's threads, and hang
-    heard = spawn.SimpleQueue()  # how much the processes have done, in runs
-    with ProcessPoolExecutor(jobs, spawn, initializer=_begin, initargs=(heard,)) as pool:
+    done = spawn.Value("d", 0.0)  # how much the processes have done, in runs; to write it waits for nobody
+    with ProcessPoolExecutor(jobs, spawn, initializer=_begin, initargs=(done,)) as pool:
         waiting = {
             pool.submit(_share, [c.tree for c in share], together, journal.curves, journal.scores, tracked)
             for share in shares
         }
-        words = f"{min(jobs, len(shares))} processes"
+        words, told = f"{min(jobs, len(shares))} processes", 0.0
         tick(0, words)
         try:
             while waiting:
-                done, waiting = wait(waiting, _LOOK, FIRST_COMPLETED)
-                while not heard.empty():
-                    tick(heard.get(), words)
-                for share in done:
+                ended, waiting = wait(waiting, _LOOK, FIRST_COMPLETED)
+                now = done.value
+                tick(now - told, words)
+                told = now
+                for share in ended:
                     journal.add(share.result())
         except BrokenProcessPool:
             raise FedsaddleError(
@@ -316,14 +317,20 @@ def _beside(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-_tell: Callable[[float], None] = lambda n: None  # a process of several: to the one that asked
+_done: Any = None  # of a process of several: how much all of them have done
 
 
-def _begin(heard: Any) -> None:
+def _begin(done: Any) -> None:
     """Of a process: one thread, and where to say how much is done."""
-    global _tell
+    global _done
     torch.set_num_threads(1)
-    _tell = heard.put
+    _done = done
+
+
+def _tell(n: float, text: str) -> None:
+    if _done is not None:
+        with _done.get_lock():
+            _done.value += n
 
 
 def _share(
@@ -338,7 +345,7 @@ def _share(
     entries = []
     alike = [Config(tree) for tree in trees]
     federations = _last_federation(Federations.key(alike[0]))
-    for group in _computed(alike, federations, together, tracked, lambda n, text: _tell(n)):
+    for group in _computed(alike, federations, together, tracked, _tell):
         entries += [_entry(c, run, curves, scores) for c, run in group]
     return entries
 
@@ -457,7 +464,7 @@ class Bar:
     """A progress bar over runs, on stderr; by default when that is a terminal."""
 
     def __init__(self, show: bool | None, total: int, title: str) -> None:
-        self.bar, self.title = None, title
+        self.bar, self.title, self.runs = None, title, 0.0
         if not (sys.stderr.isatty() if show is None else show):
             return
         from rich import progress
@@ -476,8 +483,13 @@ class Bar:
         return self._tick
 
     def _tick(self, n: float, text: str) -> None:
-        if self.bar is not None:
-            self.bar.update(self.task, advance=n, description=", ".join(filter(None, (self.title, text))))
+        self.runs += n
+        if self.bar is not None:  # the column cuts digits off
+            self.bar.update(
+                self.task,
+                completed=round(self.runs, 6),
+                description=", ".join(filter(None, (self.title, text))),
+            )
 
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:

@@ -322,11 +322,12 @@ class Split:
     def piece(self, rows: slice | Tensor) -> Batch:
         """These samples, as in `pieces`."""
         dtype = self.weights.dtype
-        data = {
-            k: v[rows].to(self._device, dtype if v.is_floating_point() else None).unsqueeze(0)
-            for k, v in self.data.items()
-        }
-        return Batch(data, self.weights[rows].unsqueeze(0))
+
+        def taken(v: Tensor) -> Tensor:
+            some = v[rows.to(v.device) if isinstance(rows, Tensor) else rows]  # it may be offloaded
+            return some.to(self._device, dtype if v.is_floating_point() else None).unsqueeze(0)
+
+        return Batch({k: taken(v) for k, v in self.data.items()}, self.weights[rows].unsqueeze(0))
 
     def client_means(self, values: Tensor) -> list[list[float]]:
         """Mean of a per-sample value [R, n] over every client's own samples."""

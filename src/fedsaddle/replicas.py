@@ -10,6 +10,7 @@ shapes or branches (local steps, batch size, stage lengths, output rules) must b
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.participation import Cyclic, Full, Participation, Uniform
 from fedsaddle.problem import forget_made, tree_map
-from fedsaddle.train import Run
+from fedsaddle.train import Record, Run
 
 T = TypeVar("T")
 Tick = Callable[[float], None]  # so much more is done, in runs
@@ -161,17 +162,21 @@ def run_together(runs: Sequence[Run], tick: Tick = lambda n: None) -> None:
             for i, run in enumerate(runs):
                 own = tree_map(lambda t, i=i: t[i], state) if first.evaluated(r) else None
                 run.take(r, own, clients, i, started, found[i])
-            if first.evaluated(r) and r > 0:
-                tick(len(runs) * _rounds_since_evaluation(first, r) / first.rounds)
+            _tell(first, r, len(runs), tick)
     except BaseException as error:
         for run in runs:
             run.fail(error)
         raise
 
 
-def _rounds_since_evaluation(run: Run, r: int) -> int:
-    """How many rounds an evaluated round r is after the last one."""
-    return r % run.eval_every or run.eval_every
+def _tell(run: Run, r: int, runs: int, tick: Tick) -> None:
+    """After an evaluated round r of so many runs, how much was done since the last one."""
+    if r > 0 and run.evaluated(r):
+        tick(runs * (r % run.eval_every or run.eval_every) / run.rounds)
+
+
+def _heard(run: Run, tick: Tick, record: Record) -> None:
+    _tell(run, record["round"], 1, tick)
 
 
 def run_all(runs: Sequence[Run], tick: Tick = lambda n: None) -> None:
@@ -188,9 +193,6 @@ def run_all(runs: Sequence[Run], tick: Tick = lambda n: None) -> None:
         else:
             run = left[0]
             with suppress(Diverged):  # raised again when its result is asked for
-                for record in run:
-                    r = record["round"]
-                    if run.evaluated(r) and r > 0:
-                        tick(_rounds_since_evaluation(run, r) / run.rounds)
+                run.finish(functools.partial(_heard, run, tick))
             group = left[:1]
         left = [run for run in left if run not in group]

@@ -226,7 +226,7 @@ def _tried(tried: Sequence[Row], select: str) -> Row:
     return {"tried": [row["chosen"] | {select: short(v)} for row, v in zip(tried, means, strict=True)]}
 
 
-def beside(file: str, name: str) -> ModuleType:
+def sibling(file: str, name: str) -> ModuleType:
     """For an experiment.py, at `file`: another experiment of its paper, to share its parts."""
     return _load(Path(file).parents[1] / name)
 

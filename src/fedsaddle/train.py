@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -243,7 +243,8 @@ class Run:
             )
         problem.check(federation)
         algorithm.check(problem)
-        if machine.aggregation in rules.WEIGHTLESS and algorithm.counting == "samples":
+        by_reply = algorithm.counting == "samples" and algorithm.weighs_replies
+        if machine.aggregation in rules.WEIGHTLESS and by_reply:
             warn(
                 f"{type(algorithm).__name__}: the {machine.aggregation} counts every reply once, so weights = 'samples' "
                 "has no effect; trimmed_mean weighs"
@@ -337,13 +338,17 @@ class Run:
         """Records of the rounds that are left; those with metrics are evaluated."""
         return self._rounds
 
-    def finish(self) -> Run:
-        """Run the rounds that are left."""
+    def finish(self, hear: Callable[[Record], Any] = lambda record: None) -> Run:
+        """Run the rounds that are left.
+
+        Args:
+            hear: is called with each round's record.
+        """
         if self._error is not None:
             raise self._error
         with self._interruptible():
-            for _ in self._rounds:
-                pass
+            for record in self._rounds:
+                hear(record)
         return self
 
     def hand_over(self) -> None:

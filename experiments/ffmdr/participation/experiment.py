@@ -3,9 +3,9 @@
 Step size and beta are tuned on validation data with all clients and the first seed, and kept.
 """
 
-from fedsaddle.reproduce import Cell, Verdict, beside
+from fedsaddle.reproduce import Cell, Verdict, sibling
 
-table2 = beside(__file__, "table2")
+table2 = sibling(__file__, "table2")
 
 TITLE = "FFMDR with a part of its 20 clients a round"
 ROWS, COLUMNS = "participation", "data"

@@ -187,7 +187,7 @@ def optimum(setup):
     clients.problem = problem
     cohort, d = clients.cohort(range(clients.n_clients), 0), problem.n_x + 1
 
-    def field(z):  # of the mean over clients
+    def field(z):  # of the mean over clients; a matrix for each of them would not fit for gisette
         return cohort.full_field(cohort.each(z.unsqueeze(0))).mean(0)
 
     c = field(torch.zeros(d, dtype=torch.float64))

@@ -122,6 +122,7 @@ class FFMDR(Algorithm):
         2025,
     )
     shared_dual: ClassVar[bool] = False
+    weighs_replies: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self._require_positive("beta", "lr", "epochs", "accuracy", "relaxation")

@@ -21,7 +21,7 @@ momentum method with momentum 1, in its first round or on one client; FedSGDA-M 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -203,6 +203,7 @@ class FedNormSGDA(LocalMinimax):
     server_lr: float = 1.0
     weights: Literal["clients", "samples"] = "clients"
 
+    weighs_replies: ClassVar[bool] = False
     cites = Citation(
         "sharma2023federated",
         "Sharma, Pranay and Panda, Rohan and Joshi, Gauri",

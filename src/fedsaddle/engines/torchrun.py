@@ -257,8 +257,9 @@ def _contact() -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    text = first_line(error)
-    return text if isinstance(error, FedsaddleError) else f"{type(error).__name__}: {text}"
+    if isinstance(error, FedsaddleError):  # whole: its end says what to do
+        return str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _only(federation: Federation, clients: list[int]) -> Federation:

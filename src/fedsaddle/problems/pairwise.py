@@ -112,20 +112,29 @@ class Pairwise(ModelProblem):
                 raise FedsaddleError(self._nobody(which))
         return replace(self, owners=Owners((shares[0], shares[1]), int(counts[:, 0].max())))
 
-    def objective(self, z: Tensor, train: Split) -> list[float]:
-        """F at z [R, 1, d], over all pairs; of a side with more samples than _PAIRED over an even choice of them."""
+    def objectives(self, z: Tensor, train: Split) -> list[dict[str, float]]:
+        """F at z [R, 1, d], as a metric; none where a side is empty, as at a single site it may be.
+
+        Over all pairs; of a side with more samples than _PAIRED over an even choice of them.
+        """
+        masks = self.sides(train.data)
+        if not all(mask.any() for mask in masks):
+            return [{} for _ in z]
+        each = torch.eye(len(z), dtype=torch.bool, device=z.device)  # one by one: there are many pairs
+        return [{"pair_loss": self.of_replicas(i)._objective(z[i], train, masks)} for i in each]
+
+    def _objective(self, z: Tensor, train: Split, masks: tuple[Tensor, Tensor]) -> float:
         with torch.no_grad():
-            (a, w_a), (b, w_b) = (self._side(z, train, mask) for mask in self.sides(train.data))
-            losses = self.psi_at(z).value(a.unsqueeze(-2), b.unsqueeze(-3)).double()  # [R, 1, m, n]
-            values: list[float] = (self._over_second(losses, w_b) * w_a).sum((-2, -1)).tolist()
-        return values
+            (a, w_a), (b, w_b) = (self._side(z, train, mask) for mask in masks)
+            losses = self.psi_at(z).value(a.unsqueeze(-2), b.unsqueeze(-3)).double()  # [1, 1, m, n]
+            return (self._over_second(losses, w_b) * w_a).sum().item()
 
     def _over_second(self, losses: Tensor, w: Tensor) -> Tensor:
         """What the losses [..., n] of a sample of the first side make, by the weights of the second side's."""
         return (losses * w).sum(-1)
 
     def _side(self, z: Tensor, train: Split, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """What the model says of a side's samples [R, 1, m, k], and how they weigh in F."""
+        """What the model says of a side's samples [1, 1, m, k], and how they weigh in F."""
         rows = mask.nonzero().squeeze(-1)
         owner = train.owner[rows]
         own = torch.bincount(owner, minlength=train.n_clients).double()
@@ -230,8 +239,8 @@ class PairwiseAUC(Pairwise):
             starmap(Evaluation, metrics.ranking(self, z, splits, self.positive, training=self.monitors))
         )
         if self.monitors:
-            for e, value in zip(found, self.objective(z, splits["train"]), strict=True):
-                e.values["pair_loss"] = value
+            for e, objective in zip(found, self.objectives(z, splits["train"]), strict=True):
+                e.values.update(objective)
         return found
 
 
@@ -347,8 +356,7 @@ class Contrastive(Pairwise):
                         same=name == "train",
                     ).items()
                 }  # fmt: skip
-        losses = self.objective(z, splits["train"])
-        return [Evaluation(v | {"pair_loss": loss}) for v, loss in zip(found, losses, strict=True)]
+        return [Evaluation(v | F) for v, F in zip(found, self.objectives(z, splits["train"]), strict=True)]
 
     def _embedded(self, z: Tensor, split: Split) -> Tensor:
         with torch.no_grad():

@@ -35,6 +35,7 @@ class QuadraticSaddle(Problem):
     """
 
     fields = ("A", "B", "C", "a", "b")
+    of_dual = ("distance", "field_norm")
     dim_x: int = 10
     dim_y: int = 5
 
@@ -74,8 +75,6 @@ class QuadraticSaddle(Problem):
     @property
     def broadcasts(self) -> bool:
         return True
-
-    of_dual = ("distance", "field_norm")
 
     def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> list[Evaluation]:
         _, F = objective(self, z, splits["train"])
