@@ -617,6 +617,23 @@ def test_participation_of_ffmdr_is_tuned_and_judged_set_by_set(
     assert [a.text for a in fig.layout.annotations] == ["a9a", "covtype"] and len(fig.data) == 6
 
 
+def test_the_rate_of_ffmdr_is_the_slope_of_a_line() -> None:
+    rate, rounds = experiment("ffmdr/rate"), list(range(0, 2001, 20))
+
+    def judged(steps: list[float | None]) -> tuple[bool, dict[str, float]]:
+        found = rate.measure({"round": rounds, "move": steps})
+        metrics = {k: {"mean": v} for k, v in found.items()}
+        (verdict,) = rate.judge([{"beta": "beta = 1", "metrics": metrics}])
+        return verdict.holds, found
+
+    line = [None, *(10 ** (-1 - 0.005 * r) for r in rounds[1:])]
+    holds, found = judged(line)
+    assert holds and found["slope"] == pytest.approx(-0.5) and found["fit"] == pytest.approx(1)
+    assert found["decades"] == pytest.approx(7, abs=0.25)  # from 1e-4 to 1e-11, where it ends
+    assert not judged([None, *(1.0 / r**2 for r in rounds[1:])])[0]  # as a sublinear sequence falls
+    assert not judged([None, *(1e-3 for r in rounds[1:])])[0]
+
+
 def test_the_centralised_solve_is_the_minimiser() -> None:
     table2, base = experiment("ffmdr/table2"), config.read(ROOT / "ffmdr/table2/base.toml")
     base["problem"]["regulariser"] = "l1(0.05)"

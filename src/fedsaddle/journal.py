@@ -155,7 +155,8 @@ def _curves(run: Run, names: Sequence[str]) -> Curves:
         if name not in evaluated[-1]:
             raise FedsaddleError(f"curve {name!r}: is no metric of this run; it has {', '.join(run.metrics)}")
     rounds = {"round": [record["round"] for record in evaluated]}
-    return rounds | {k: [short(record[k]) for record in evaluated] for k in names}
+    # monitors of an algorithm are not there before the first round
+    return rounds | {k: [short(record.get(k)) for record in evaluated] for k in names}
 
 
 def short(value: float | None) -> float | None:
