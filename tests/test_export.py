@@ -25,6 +25,7 @@ from fedsaddle.deploy.drive import outline
 from fedsaddle.export import RawModel
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.problems.pairs import SCORE_LOSSES
+from fedsaddle.scaling import Scaling
 from fedsaddle.sites import Site, agree
 
 X, Y = load_breast_cancer(return_X_y=True)
@@ -107,7 +108,7 @@ def test_rows_of_a_table_with_text_give_the_scores_of_training(tmp_path: Path) -
     ):
         with pytest.raises(FedsaddleError, match=want + got):
             loaded(x)
-    unnamed = RawModel(torch.nn.Linear(2, 1), fs.federation.Scaling(torch.zeros(1, 2), torch.ones(1, 2)))
+    unnamed = RawModel(torch.nn.Linear(2, 1), Scaling(torch.zeros(1, 2), torch.ones(1, 2)))
     with pytest.raises(FedsaddleError, match=r"model: give a tensor with the 2 features; got shape \[1, 3\]"):
         unnamed(torch.zeros(1, 3))
     with pytest.raises(FedsaddleError, match="rows: the model was trained on columns without names"):

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from fedsaddle import errors, ingest
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.federation import Federation, exponential, logarithm, long_tails
+from fedsaddle.federation import Federation
 from fedsaddle.files import line_of
+from fedsaddle.scaling import exponential, logarithm, long_tails
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 Y = np.array([0, 1, 0, 1, 0, 1])

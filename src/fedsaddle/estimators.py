@@ -51,12 +51,13 @@ from fedsaddle import ingest, metrics, models, partitions
 from fedsaddle.algorithms import ALGORITHMS, Algorithm, FedAvg
 from fedsaddle.errors import BadRow, FedsaddleError, first_line, nearest_or_all, short, warn
 from fedsaddle.export import RawModel
-from fedsaddle.federation import Federation, Scaling
+from fedsaddle.federation import Federation
 from fedsaddle.folder import write_whole
 from fedsaddle.problem import Problem
 from fedsaddle.problems import AUC, ERM, PairwiseAUC
 from fedsaddle.progress import spinner
 from fedsaddle.remarks import of_training
+from fedsaddle.scaling import Scaling
 from fedsaddle.schema import arguments, filled
 from fedsaddle.steps import STEPS, objective, tried
 from fedsaddle.train import Run, train

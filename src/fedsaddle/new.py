@@ -386,7 +386,7 @@ def _tails(frame: Any) -> dict[str, str]:
     """Columns of numbers with a long tail, and how long."""
     import torch
 
-    from fedsaddle.federation import long_tails
+    from fedsaddle.scaling import long_tails
 
     if frame.shape[1] == 0:
         return {}

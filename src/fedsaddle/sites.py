@@ -38,11 +38,12 @@ from torch import Tensor
 
 from fedsaddle import files, ingest
 from fedsaddle.errors import FedsaddleError, did_you_mean, short
-from fedsaddle.federation import Federation, Scaling, exponential, logarithm, shift_and_width
+from fedsaddle.federation import Federation
 from fedsaddle.folder import write_whole
 from fedsaddle.ingest import text_of
 from fedsaddle.keys import Key, Tree, checked, keys_of, mistakes
 from fedsaddle.parse import from_json, read_toml
+from fedsaddle.scaling import Scaling, exponential, logarithm, shift_and_width
 from fedsaddle.toml import quoted
 
 Array = npt.NDArray[Any]

@@ -91,7 +91,8 @@ class Dataset:
             Federation(5 clients, 569 samples of 30, 50-257 a client, 37.3% 'malignant')
         """
         from fedsaddle import partitions
-        from fedsaddle.federation import Federation, Scaling
+        from fedsaddle.federation import Federation
+        from fedsaddle.scaling import Scaling
 
         if by not in ("y", "labels") or test not in ("pooled", "matching"):
             rule = "by must be 'y' or 'labels' and test 'pooled' or 'matching'"

@@ -27,8 +27,9 @@ from fedsaddle.deploy.protocol import Reply, Request
 from fedsaddle.deploy.replies import check_size
 from fedsaddle.engines.flower import Deployment
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.federation import Federation, Filling, Scaling, exponential, logarithm
+from fedsaddle.federation import Federation
 from fedsaddle.folder import locked, write_whole
+from fedsaddle.scaling import Filling, Scaling, exponential, logarithm
 from fedsaddle.sites import accepted, agree
 from fedsaddle.train import Run
 from fedsaddle.wire import pack, unpack
