@@ -519,6 +519,21 @@ def test_all_samples_in_a_step_are_an_epoch_of_one_step() -> None:
         assert np.isfinite(drive(algorithm, auc(), one_class(), 3, batching=FULL).z).all()
 
 
+def test_exact_solves_are_exact_in_single_precision_too() -> None:
+    """A large beta makes the system badly conditioned."""
+    fed = fs.data.load("breast_cancer").federation("one_class", clients=10).scaled("standard")
+
+    def ends(dtype: str) -> np.ndarray:
+        torch.manual_seed(0)
+        problem = AUC(nn.Linear(30, 1), regulariser="l1(0.001)", monitors=False)
+        run = fs.train(problem, FFMDR(beta=500.0, solver="exact"), fed, rounds=100, dtype=dtype).finish()
+        assert run.clients.memory.inverse.dtype == torch.float64 and run.z.dtype == getattr(torch, dtype)
+        return run.z.double().numpy()
+
+    single, double = ends("float32"), ends("float64")
+    assert np.linalg.norm(single - double) < 5e-6 * np.linalg.norm(double)
+
+
 def test_the_exact_solver_knows_no_constraints() -> None:
     problem = fs.Custom(
         lambda x, y, b: (b["x"] @ x - b["y"]) * y - y**2 / 2,

@@ -336,6 +336,15 @@ class Cohort:
         F: Tensor = self.apply(function, z, batch)
         return F
 
+    def in_double(self) -> Cohort:
+        """This cohort, computing in double precision."""
+        if self._like.dtype == torch.float64:
+            return self
+        out = copy.copy(self)
+        out._like, out.compile = self._like.double(), False
+        out.problem = self.problem.to(self._like.device, torch.float64)
+        return out
+
     def affine_field(self, d: int) -> tuple[Tensor, Tensor]:
         """H [S, d, d] and c [S, d] of a full local field that is affine: F(z) = H z + c."""
         c = self.full_field(self.each(self._like.new_zeros(1, d)))

@@ -61,8 +61,8 @@ class Memory(NamedTuple):
     w: Tensor  # [1, n_x]
     y: Tensor  # [1, n_y]
     s: Tensor | None  # the client's part of the potential [1, 1]
-    inverse: Tensor | None  # "exact": of its linear system [1, d d]; NaN before the first solve
-    constant: Tensor | None  # and its constant [1, d]
+    inverse: Tensor | None  # "exact": of its linear system [1, d d], double; NaN before the first solve
+    constant: Tensor | None  # and its constant [1, d], double
 
 
 class Down(NamedTuple):
@@ -172,9 +172,9 @@ class FFMDR(Algorithm):
     def memory(self, z: Tensor, problem: Problem) -> Memory:
         x, y = z.split((problem.n_x, problem.n_y), dim=-1)
         d, exact = z.shape[-1], self.solver == "exact"
-        unknown = z.new_full((*z.shape[:-1], d * d), torch.nan) if exact else None
+        unknown = z.new_full((*z.shape[:-1], d * d), torch.nan, dtype=torch.float64) if exact else None
         s = torch.zeros_like(z[..., :1]) if self.monitor else None
-        return Memory(x, x, y, s, unknown, torch.zeros_like(z) if exact else None)
+        return Memory(x, x, y, s, unknown, torch.zeros_like(z, dtype=torch.float64) if exact else None)
 
     def round(self, s: State, clients: Clients) -> State:
         problem, beta = clients.problem, self.beta
@@ -331,11 +331,15 @@ class FFMDR(Algorithm):
     def _linear_system(
         self, cohort: Cohort, c: Tensor | None, inverse: Tensor | None, constant: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The inverse [S, d d] of H + P_x / beta and h, of the client's field H u + h; made once."""
+        """The inverse [S, d d] of H + P_x / beta and h, of the client's field H u + h; made once.
+
+        In double precision, since the system is badly conditioned for large beta. The solution itself is not: a prox
+        enlarges no error of x.
+        """
         assert inverse is not None and constant is not None
         if not inverse.isnan().any():
             return inverse, constant
-        d = constant.shape[-1]
+        d, cohort = constant.shape[-1], cohort.in_double()
         H, h = cohort.affine_field(d)
         probe = torch.linspace(-1.0, 1.0, d, dtype=h.dtype, device=h.device).unsqueeze(0)
         wrong = cohort.full_field(cohort.each(probe)) - (H @ probe.mT).squeeze(-1) - h
@@ -343,13 +347,13 @@ class FFMDR(Algorithm):
             raise FedsaddleError(
                 "FFMDR: solver 'exact' needs a saddle field that is affine, such as linear AUC or quadratics; use 'sgda'"
             )
-        on_x = cohort.vector(1.0, 0.0) / self.beta  # [d], or one a replica [R, 1, d]
-        H, h = _times(None if c is None else c.unsqueeze(-1), H), _times(c, h)
+        on_x = cohort.vector(1.0, 0.0) / _double(self.beta)  # [d], or one a replica [R, 1, d]
+        H, h = _times(None if c is None else c.double().unsqueeze(-1), H), _times(c, h)
         return torch.linalg.inv(H + torch.diag_embed(on_x.expand_as(h))).flatten(-2), h
 
     def _solved(self, cohort: Cohort, x: Tensor, inverse: Tensor, constant: Tensor) -> Tensor:
-        right = (cohort.pad(x) / self.beta - constant).unsqueeze(-1)
-        u: Tensor = (inverse.unflatten(-1, (constant.shape[-1], -1)) @ right).squeeze(-1)
+        right = (cohort.pad(x).double() / _double(self.beta) - constant).unsqueeze(-1)
+        u: Tensor = (inverse.unflatten(-1, (constant.shape[-1], -1)) @ right).squeeze(-1).to(x)
         dual = u[..., cohort.problem.n_x :]
         if not torch.equal(cohort.problem.projected_dual(u), dual):
             raise FedsaddleError(
@@ -370,6 +374,10 @@ class FFMDR(Algorithm):
         step = w - before
         norms = (_dot(x - w, x - w) - _dot(x, x)) / 2 + _dot(w, w) + _dot(step, step) / 8
         return value + norms / self.beta
+
+
+def _double(number: float | Tensor) -> float | Tensor:
+    return number.double() if isinstance(number, Tensor) else number
 
 
 def _times(c: Tensor | None, v: Tensor) -> Tensor:
