@@ -158,33 +158,15 @@ class Flower(Clients):
         own_round = who is self._cohort
         asked = [i for i, at in place.items() if who.answered[at] and not (own_round and i in self._missed)]
         head = {"action": "work", "work": name, "remembers": self.has_memory, "phase": phase}
-        content = tree_map(lambda control: control.value, message, of=(Control,))
-        rows: list[Tensor] = []
-
-        def apart(each: Each) -> Each:
-            rows.append(each.value)
-            return Each(None)
-
-        shared_tree = constants(self.problem, self._posed), tree_map(apart, content, of=(Each,))
+        letter = _Letter(work.__name__, constants(self.problem, self._posed), message)
         held = {i: self._held_by(i, work.__name__, message) for i in asked}
-        bodies: dict[Any, bytes] = {}
-
-        def shared(held: frozenset[str]) -> bytes:  # one upload for all sites that hold the same
-            def once(part: Once, k: int) -> tuple[str, bool]:
-                key = _key(part, work.__name__, k)
-                return key, key not in held
-
-            if held not in bodies:
-                bodies[held] = pack(shared_tree, once)
-            return bodies[held]
 
         def ask(i: int) -> Ask:
-            own = tuple(value[place[i] : place[i] + 1] for value in rows)
-
             def request(full: bool) -> Request:
                 full = full or self._forgets(i)
                 details = head | {"client": i, "base": self._tags[i], "committed": self._committed[i]}
-                return self._request(i, details, pack(own), shared(frozenset() if full else held[i]), full)
+                shared = letter.shared(frozenset() if full else held[i])
+                return self._request(i, details, letter.own(place[i]), shared, full)
 
             return request
 
@@ -197,13 +179,8 @@ class Flower(Clients):
         need = self._needed(int(who.answered.sum()))
         answers = self._post.ask({i: ask(i) for i in asked}, self._deployment.timeout, check, need)
         self.phase_seconds.append(time.perf_counter() - started)
-        replies = dict(answers.replies)
-        forms = {i: tree for i, (tree, _) in replies.items()}
-        for i, reason in odd_ones(forms, self._post.names, work.__name__).items():
-            del replies[i]
-            answers.left_out[i] = reason
-        for i in sorted(self._missed.intersection(place) if own_round else ()):
-            answers.left_out.setdefault(i, "missed an earlier phase of the round")
+        absent = self._missed.intersection(place) if own_round else set()
+        replies = self._alike(answers, work.__name__, absent)
         self._leave_out(work.__name__, answers.left_out, own_round)
         self._require(need, work, phase, replies, answers)
         for i, (_, wrote) in replies.items():
@@ -212,6 +189,18 @@ class Flower(Clients):
         if replies:
             at = np.array([place[i] for i in replies])
             yield at, tree_map(lambda *rows: torch.cat(rows, -2), *(tree for tree, _ in replies.values()))
+
+    def _alike(self, answers: Answers, work: str, absent: set[int]) -> dict[int, tuple[Any, bool]]:
+        """The replies of one form; who answers otherwise, or was not asked any more, is noted as left out."""
+        replies = dict(answers.replies)
+        for i, reason in odd_ones(
+            {i: tree for i, (tree, _) in replies.items()}, self._post.names, work
+        ).items():
+            del replies[i]
+            answers.left_out[i] = reason
+        for i in sorted(absent):
+            answers.left_out.setdefault(i, "missed an earlier phase of the round")
+        return replies
 
     def _needed(self, asked: int) -> int:
         """How many of those who are asked must answer."""
@@ -321,6 +310,42 @@ class Flower(Clients):
         answers = self._post.ask({i: ask(i) for i in everyone}, self._deployment.timeout, check, enough=1)
         self._leave_out("evaluate", answers.left_out)
         return answers.replies
+
+
+class _Letter:
+    """What a phase sends: what all sites get, packed once for those that hold the same, and the rows of each site.
+
+    Args:
+        work: the name of the client work.
+        constants: of the problem.
+        message: as the algorithm has it.
+    """
+
+    def __init__(self, work: str, constants: Any, message: Any) -> None:
+        self._work = work
+        self._rows: list[Tensor] = []  # [M, k] each, one row a participant
+        self._packed: dict[frozenset[str], bytes] = {}
+        content = tree_map(lambda control: control.value, message, of=(Control,))
+        self._all = constants, tree_map(self._apart, content, of=(Each,))
+
+    def _apart(self, each: Each) -> Each:
+        self._rows.append(each.value)
+        return Each(None)
+
+    def own(self, place: int) -> bytes:
+        """Of the participant at this place."""
+        return pack(tuple(value[place : place + 1] for value in self._rows))
+
+    def shared(self, held: frozenset[str]) -> bytes:
+        """For sites that hold the parts of these keys."""
+
+        def once(part: Once, k: int) -> tuple[str, bool]:
+            key = _key(part, self._work, k)
+            return key, key not in held
+
+        if held not in self._packed:
+            self._packed[held] = pack(self._all, once)
+        return self._packed[held]
 
 
 def _key(once: Once, work: str, place: int) -> str:
