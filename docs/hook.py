@@ -346,7 +346,7 @@ def paper_experiments(paper: str) -> str:
 
 def one_result(result: str, name: str) -> Iterator[str]:
     variant = result.removeprefix(name).strip("/")
-    if variant:
+    if variant not in ("", "all"):
         yield f"### {variant}"
     judged = verdicts(result)
     rows = [

@@ -255,9 +255,9 @@ def curves(rows, by, hues):
 
     lines = dict.fromkeys(r[by] for r in rows if "curves" in r)
     colours, found = dict(zip(lines, hues, strict=True)), sets(rows)
-    across = min(3, len(found))
+    across = min(2, len(found))  # more would be too small to read on a page
     down = -(-len(found) // across)
-    fig = make_subplots(down, across, subplot_titles=found, vertical_spacing=0.14)
+    fig = make_subplots(down, across, subplot_titles=found, vertical_spacing=0.12 if down > 1 else 0.0)
     for i, data in enumerate(found):
         at = {"row": i // across + 1, "col": i % across + 1}
         own = [r for r in rows if r["data"] == data]
@@ -278,6 +278,6 @@ def curves(rows, by, hues):
         fig.update_xaxes(title="round", type="log", **at)
     fig.update_layout(
         template="plotly_white", title="Mean over seeds",
-        width=950 if len(found) == 1 else 1500, height=540 if len(found) == 1 else 420 * down,
+        width=950, height=540 if len(found) == 1 else 330 * down, margin={"t": 70, "b": 50},
     )  # fmt: skip
     return fig
