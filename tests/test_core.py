@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import nn
 
+import fedsaddle as fs
 from fedsaddle import projections
 from fedsaddle.algorithms import CODA, CODASCA, SCAFFOLD, CODAPlus, FedAvg, LocalSGDA, PublishedCODASCA
 from fedsaddle.clients import NobodyAnswered
@@ -501,6 +502,15 @@ def test_data_of_integers_only():
 
 
 # --------------------------------------------------------------------------------------------------------- Custom
+
+
+@pytest.mark.parametrize("name", ["dual", "weights", "round", "seconds"])
+def test_a_metric_may_not_be_called_as_what_records_have(name: str) -> None:
+    problem = Custom(lambda x, y, b: (b["x"] @ x - b["y"]) ** 2, 3, metrics=lambda x, y, data: {name: 1.0})
+    with pytest.raises(
+        FedsaddleError, match=f"metrics: '{name}' is what records call something else; choose another"
+    ):
+        fs.train(problem, LocalSGDA(), harness.regression(), rounds=1).finish()
 
 
 def quadratic_loss(x, y, batch):

@@ -14,6 +14,7 @@ from fedsaddle import projections
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.flat import FlatModel
+from fedsaddle.measures import Of, names
 from fedsaddle.metrics import Evaluation, Split, objective
 from fedsaddle.problem import Data, Problem
 
@@ -140,6 +141,10 @@ class Custom(Problem):
             data = {k: v.to(z.device) for k, v in splits.get("test", splits["train"]).data.items()}
             for e, one in zip(out, z[:, 0], strict=True):
                 made = self.metrics(*self._variables(one), data)
+                if taken := made.keys() & {*names(Of.count, Of.parts)}:
+                    raise FedsaddleError(
+                        f"Custom: metrics: {sorted(taken)[0]!r} is what records call something else; choose another name"
+                    )
                 e.values.update({k: float(v) for k, v in made.items()})
         return out
 
