@@ -58,9 +58,8 @@ class Algorithm(ABC):
         return None
 
     stacks: ClassVar[bool] = True  # whether replicas can be computed together
-    weighs_replies: ClassVar[bool] = (
-        True  # where clients count by samples: in the mean of replies, or in their own work
-    )
+    # where clients count by samples: in the mean of their replies, or else in their own work
+    weighs_replies: ClassVar[bool] = True
     pairwise: ClassVar[bool] = False  # whether it is made for problems on pairs of samples
     shared_dual: ClassVar[bool] = True  # whether the y of State.z is the dual; else each client has its own
 
