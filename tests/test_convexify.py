@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fedsaddle as fs
 from fedsaddle import config, models
 from fedsaddle.convexify import Coordinates, _scales, coordinates_of, tangent
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.journal import Federations
+from fedsaddle.journal import Federations, Journal, finish
 from fedsaddle.theory import probe
 
 
@@ -401,6 +401,32 @@ def test_the_first_stage_is_trained_once_for_all_runs(monkeypatch: pytest.Monkey
         change[key] = {**change[key], **value} if isinstance(value, dict) else value
         federations.start(config.resolve(tree))
         assert given[-1] is not given[-2]  # other data, another seed
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_first_stages_are_kept_beside_the_journal(jobs: int, tmp_path: Path) -> None:
+    tree = tomllib.loads(TWO_STAGES)
+    wanted = [config.resolve(tree | {"train": {"rounds": 4, "seed": seed}}) for seed in (0, 1)]
+    (made,) = finish(wanted[:1], Journal(tmp_path / "runs.jsonl"))
+    (file,) = (tmp_path / "networks").iterdir()
+    whole = file.read_bytes()
+    told: list[str] = []
+    (alike,) = finish(wanted[:1], Journal(tmp_path / "other" / "runs.jsonl"), tick=lambda n, text: told.append(text))
+    assert (tmp_path / "other" / "networks" / file.name).read_bytes() == whole
+    assert "first stage, round 3 of 3" in told
+    assert alike["metrics"] == made["metrics"] | {"seconds": alike["metrics"]["seconds"]}
+
+    # read by a later call, and by its processes: another network under the same name gives other features
+    save_file({k: v + 0.5 for k, v in load_file(file).items()}, file)
+    changed = file.read_bytes()
+    later = finish(wanted[:1], Journal(tmp_path / "later.jsonl"), jobs=jobs)
+    assert file.read_bytes() == changed
+    assert later[0]["metrics"]["loss"] != pytest.approx(made["metrics"]["loss"], abs=1e-6)
+
+    file.write_bytes(whole[:100])  # damaged: trained anew
+    mended = finish(wanted, Journal(tmp_path / "mended.jsonl"), jobs=jobs)
+    assert load_file(file).keys() and file.read_bytes() == whole
+    assert mended[0]["metrics"]["loss"] == pytest.approx(made["metrics"]["loss"], abs=1e-6)
 
 
 @pytest.mark.parametrize(

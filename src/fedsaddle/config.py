@@ -78,6 +78,7 @@ from fedsaddle.files import file_format, read_frame
 from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK, SCORES, TANGENT
 from fedsaddle.ingest import in_file
 from fedsaddle.keys import Tree, unknown_key
+from fedsaddle.networks import Networks
 from fedsaddle.parse import from_toml, read_toml
 from fedsaddle.participation import Participation
 from fedsaddle.problem import ModelProblem, Problem
@@ -154,18 +155,20 @@ class Config:
         self,
         federation: Federation | None = None,
         progress: bool | None = False,
-        networks: dict[str, nn.Module] | None = None,
+        networks: Networks | None = None,
     ) -> Setup:
         """Load the data and make the problem, the algorithm and the federation.
 
         Args:
             federation: what [data], [partition] and [transform] describe, where it is loaded already.
             progress: a progress bar on stderr, where a transform trains a network first.
-            networks: those that were trained first before, by what they were trained on and how; gets those that are new.
+            networks: those that transforms have trained before; gets those that are new.
         """
         tree = self.tree
         if federation is None:
-            federation = _federation(tree, progress, {} if networks is None else networks)
+            federation = _loaded(tree)
+            for i in range(len(tree.get("transform", ()))):
+                federation = _transformed(tree, i, federation, networks or Networks(), progress)
         model = {}
         if "model" in tree:
             model["model"] = self.module(tuple(federation.data["x"].shape[1:]), federation.classes)
@@ -176,6 +179,21 @@ class Config:
         options = arguments("train", tree["train"])
         track = options.pop("track", None)
         return Setup(problem, algorithm, federation, participation, options, track)
+
+    def train_first(self, networks: Networks, hear: Callable[[str], Any] = lambda text: None) -> None:
+        """Train the network that a transform needs, if there is such a transform, and keep it.
+
+        Args:
+            networks: gets it.
+            hear: is told how far the training has come.
+        """
+        places = [i for i, change in enumerate(self.tree.get("transform", ())) if "first" in change]
+        if not places:
+            return
+        federation = _loaded(self.tree)
+        for i in range(places[0]):  # a second such transform is refused when the data are built
+            federation = _transformed(self.tree, i, federation, networks)
+        _network(self.tree, places[0], federation, networks, hear=hear)
 
     def start(self, setup: Setup, **options: Any) -> Run:
         """The run of what was built, tracked as the config says, not computed yet.
@@ -379,7 +397,8 @@ def _made(section: str, part: Tree, **more: Any) -> Any:
     return NAMED[section][part["name"]](**more, **arguments(section, part))
 
 
-def _federation(tree: Tree, progress: bool | None, networks: dict[str, nn.Module]) -> Federation:
+def _loaded(tree: Tree) -> Federation:
+    """What [data] and [partition] describe."""
     part = tree["data"]
     with _blamed("data"):
         if part.get("name") in GENERATED:
@@ -399,18 +418,41 @@ def _federation(tree: Tree, progress: bool | None, networks: dict[str, nn.Module
                 with in_file(file, sep):
                     federation = Federation.from_frame(table, **options)
             federation = _held_out(federation, **split).scaled(scale)
-    for i, change in enumerate(tree.get("transform", ())):
-        with _blamed(f"transform[{i}]"):
-            if "first" in change:
-                first = _first_stage(tree, i)
-                key = to_toml({**first.tree, "transform": tree["transform"][:i]})
-                if key not in networks:
-                    networks[key] = first.start(first.build(federation), progress=progress).model
-                options = arguments("transform", change) | {"first": networks[key], "progress": progress}
-                federation = convexify(federation=federation, **options)
-            else:
-                federation = _made("transform", change, federation=federation)
     return federation
+
+
+def _transformed(
+    tree: Tree, i: int, federation: Federation, networks: Networks, progress: bool | None = False
+) -> Federation:
+    """The federation after transform i."""
+    change = tree["transform"][i]
+    with _blamed(f"transform[{i}]"):
+        if "first" not in change:
+            made: Federation = _made("transform", change, federation=federation)
+            return made
+        network = _network(tree, i, federation, networks, progress)
+        options = arguments("transform", change) | {"first": network, "progress": progress}
+        return convexify(federation=federation, **options)
+
+
+def _network(
+    tree: Tree,
+    i: int,
+    federation: Federation,
+    networks: Networks,
+    progress: bool | None = False,
+    hear: Callable[[str], Any] = lambda text: None,
+) -> nn.Module:
+    """The network of transform i, trained on the data as they are there."""
+    first = _first_stage(tree, i)
+    key = to_toml({**first.tree, "transform": tree["transform"][:i]})
+
+    def trained() -> nn.Module:
+        run = first.start(first.build(federation), progress=progress)
+        return run.finish(lambda record: hear(f"first stage, round {record['round']} of {run.rounds}")).model
+
+    shape = tuple(federation.data["x"].shape[1:])
+    return networks.get(key, lambda: first.module(shape, federation.classes), trained)
 
 
 def _partitioned(data: Tree, partition: Tree) -> Federation:

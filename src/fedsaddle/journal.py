@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsaddle import config as configs
 from fedsaddle.algorithms import ALGORITHMS
@@ -32,6 +32,7 @@ from fedsaddle.config import Config
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.folder import write_whole
+from fedsaddle.networks import Networks
 from fedsaddle.parse import from_json, from_toml
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.replicas import run_all, stackable
@@ -44,6 +45,7 @@ Curves = dict[str, list[Any]]  # "round" and the values of metrics in these roun
 Tick = Callable[[float, str], None]  # so many runs more are done, parts of runs too, and what goes on now
 
 TOGETHER = 64
+NETWORKS = "networks"  # folder beside a journal: those that transforms train first
 _LOOK = 0.5  # seconds between two looks at what other processes have done
 _MOST_SCORES = 50_000  # samples; of more, scores are not kept
 _PARTS: tuple[Literal["valid", "test"], ...] = ("valid", "test")
@@ -88,6 +90,10 @@ class Journal:
 
     def __getitem__(self, config: Config) -> Entry:
         return self._done[key_of(config)]
+
+    def federations(self) -> Federations:
+        """Data of its runs, whose networks are kept beside it."""
+        return Federations(Networks(self.path.parent / NETWORKS))
 
     def _renew(self) -> None:
         """A run that was written down before some option existed ran with what is now its default (CONTRIBUTING.md)."""
@@ -189,12 +195,13 @@ class Tracked(NamedTuple):
 class Federations:
     """The federation of each distinct [data], [partition] and [transform], loaded once.
 
-    Networks that a transform trains first are kept when their data are dropped.
+    Args:
+        networks: those that transforms train first; they stay when their data are dropped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, networks: Networks | None = None) -> None:
         self._loaded: dict[str, Federation] = {}
-        self._networks: dict[str, nn.Module] = {}
+        self.networks = networks or Networks()
 
     @staticmethod
     def key(config: Config) -> str:
@@ -203,7 +210,7 @@ class Federations:
     def start(self, config: Config, tracked: Tracked | None = None) -> Run:
         """The run of a config, not computed yet; tracked if it is told as what."""
         key = self.key(config)
-        setup = config.build(self._loaded.get(key), networks=self._networks)
+        setup = config.build(self._loaded.get(key), networks=self.networks)
         self._loaded[key] = setup.federation
         if tracked is None:
             return config.start(setup, progress=False, track=None)
@@ -240,11 +247,14 @@ def finish(
     by_data: dict[str, dict[str, list[Config]]] = {}
     for c in left.values():
         by_data.setdefault(Federations.key(c), {}).setdefault(_shape(c), []).append(c)
+    federations = federations or journal.federations()
+    for by_shape in by_data.values():
+        first = next(iter(by_shape.values()))[0]
+        first.train_first(federations.networks, lambda text: tick(0, text))
     if jobs > 1 and left:
         alike = [a for by_shape in by_data.values() for a in by_shape.values()]
-        _beside(_shares(alike, together, jobs), journal, together, tick, jobs, tracked)
+        _beside(_shares(alike, together, jobs), journal, together, tick, jobs, tracked, federations.networks)
         return [journal[c] for c in wanted]
-    federations = federations or Federations()
     for data, by_shape in by_data.items():
         for same in by_shape.values():
             for group in _computed(same, federations, together, tracked, tick):
@@ -291,13 +301,16 @@ def _beside(
     tick: Tick,
     jobs: int,
     tracked: Tracked | None,
+    networks: Networks,
 ) -> None:
     """Compute shares of runs, each of which are alike, in several processes."""
     spawn = multiprocessing.get_context("spawn")  # a forked process would inherit torch's threads, and hang
     done = spawn.Value("d", 0.0)  # how much the processes have done, in runs; to write it waits for nobody
     with ProcessPoolExecutor(jobs, spawn, initializer=_begin, initargs=(done,)) as pool:
         waiting = {
-            pool.submit(_share, [c.tree for c in share], together, journal.curves, journal.scores, tracked)
+            pool.submit(
+                _share, [c.tree for c in share], together, journal.curves, journal.scores, tracked, networks
+            )
             for share in shares
         }
         words, told = f"{min(jobs, len(shares))} processes", 0.0
@@ -340,12 +353,14 @@ def _share(
     curves: Sequence[str],
     scores: bool,
     tracked: Tracked | None,
+    networks: Networks,
 ) -> list[Entry]:
     """In a process of its own: the entries of runs that are alike."""
     _give_back()  # other processes need what an earlier share had
     entries = []
     alike = [Config(tree) for tree in trees]
     federations = _last_federation(Federations.key(alike[0]))
+    federations.networks = networks
     for group in _computed(alike, federations, together, tracked, _tell):
         entries += [_entry(c, run, curves, scores) for c, run in group]
     return entries

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 
 from fedsaddle import config
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.journal import TOGETHER, Bar, Entry, Federations, Journal, finish, over_seeds, short
+from fedsaddle.journal import TOGETHER, Bar, Entry, Journal, finish, over_seeds, short
 from fedsaddle.keys import Tree
 from fedsaddle.sweep import grid_points
 
@@ -121,7 +121,7 @@ def reproduce(
     earlier = json.loads(before.read_text())["seconds"] if before.exists() else 0.0  # what is not run again
     started = time.perf_counter()
     journal = Journal(out / "runs.jsonl", getattr(experiment, "CURVES", ()))
-    federations = Federations()
+    federations = journal.federations()
     together = experiment.together(**chosen) if hasattr(experiment, "together") else TOGETHER
     rows: list[Row] = []
     missing = 0

@@ -717,7 +717,8 @@ def sweep(
     """
     todo = plan(path, overrides)
     out = Path(out) if out is not None else Path("runs") / "sweep" / todo.name
-    journal, federations = Journal(out / "runs.jsonl", scores=todo.metric == "valid_auc"), Federations()
+    journal = Journal(out / "runs.jsonl", scores=todo.metric == "valid_auc")
+    federations = journal.federations()
     _check(todo, journal, federations)
     if not _without_test(todo.metric):
         warnings.warn(
