@@ -15,6 +15,7 @@ from fedsaddle import config, models
 from fedsaddle.convexify import Coordinates, _scales, coordinates_of, tangent
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.journal import Federations, Journal, finish
+from fedsaddle.networks import Networks
 from fedsaddle.theory import probe
 
 
@@ -411,7 +412,9 @@ def test_first_stages_are_kept_beside_the_journal(jobs: int, tmp_path: Path) -> 
     (file,) = (tmp_path / "networks").iterdir()
     whole = file.read_bytes()
     told: list[str] = []
-    (alike,) = finish(wanted[:1], Journal(tmp_path / "other" / "runs.jsonl"), tick=lambda n, text: told.append(text))
+    (alike,) = finish(
+        wanted[:1], Journal(tmp_path / "other" / "runs.jsonl"), tick=lambda n, text: told.append(text)
+    )
     assert (tmp_path / "other" / "networks" / file.name).read_bytes() == whole
     assert "first stage, round 3 of 3" in told
     assert alike["metrics"] == made["metrics"] | {"seconds": alike["metrics"]["seconds"]}
@@ -427,6 +430,41 @@ def test_first_stages_are_kept_beside_the_journal(jobs: int, tmp_path: Path) -> 
     mended = finish(wanted, Journal(tmp_path / "mended.jsonl"), jobs=jobs)
     assert load_file(file).keys() and file.read_bytes() == whole
     assert mended[0]["metrics"]["loss"] == pytest.approx(made["metrics"]["loss"], abs=1e-6)
+
+
+def test_kept_networks_are_as_they_were_trained(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(3, 3)
+            self.two = self.one
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(self.one(x))
+
+    def not_again() -> nn.Module:
+        raise AssertionError
+
+    x = torch.randn(5, 3, dtype=torch.float64)
+    made = Networks(tmp_path).get("key", Tied, lambda: Tied().double())
+    read = Networks(tmp_path).get("key", Tied, not_again)
+    assert torch.equal(read(x), made(x))  # a network read in single precision would raise here
+    with pytest.raises(AssertionError):
+        Networks(tmp_path).get("another key", Tied, not_again)
+
+
+def test_a_network_of_other_data_is_another(tmp_path: Path) -> None:
+    """The config alone does not say what is in a file."""
+    rows = ["a,b,label,site", *(f"{i % 7},{i % 5},{i % 2},{i % 4}" for i in range(80))]
+    file = tmp_path / "rows.csv"
+    tree = tomllib.loads(TWO_STAGES)
+    del tree["partition"]
+    tree["transform"][1]["coordinates"] = 5
+    tree["data"] = {"file": str(file), "label": "label", "group": "site", "task": "classification"}
+    for first in ("0", "1000"):
+        file.write_text("\n".join([rows[0], f"{first},1,1,1", *rows[1:]]) + "\n")
+        finish([config.resolve(tree)], Journal(tmp_path / f"{first}.jsonl"))
+    assert len(list((tmp_path / "networks").iterdir())) == 2
 
 
 @pytest.mark.parametrize(
@@ -453,6 +491,17 @@ def test_a_bad_config_is_refused_before_any_work(change: dict[str, Any], says: s
     with pytest.raises(FedsaddleError, match=says) as caught:
         config.resolve(tree)
     assert "\n" not in str(caught.value)
+
+
+def test_too_many_coordinates_are_refused_before_the_network_is_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tree = tomllib.loads(TWO_STAGES)
+    tree["transform"][1]["coordinates"] = 10_000
+    made = config.resolve(tree)
+    monkeypatch.setattr(config, "train", lambda *a, **k: pytest.fail("trained"))
+    with pytest.raises(FedsaddleError, match=r"coordinates must be in 1\.\.610, .*, got 10000"):
+        made.build()
 
 
 def test_a_missing_first_stage() -> None:

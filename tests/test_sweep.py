@@ -151,10 +151,8 @@ def test_growth_decides_shapes_and_is_not_stacked(groups: list[int]) -> None:
 
 def test_a_federation_is_loaded_once(monkeypatch: pytest.MonkeyPatch, groups: list[int]) -> None:
     loaded = []
-    real = configs._federation
-    monkeypatch.setattr(
-        configs, "_federation", lambda tree, *more: loaded.append(tree["partition"]) or real(tree, *more)
-    )
+    real = configs._loaded
+    monkeypatch.setattr(configs, "_loaded", lambda tree: loaded.append(tree["partition"]) or real(tree))
     sweep(save(CANCER, {"algorithm.lr": [0.03, 0.01], "partition.alpha": [0.5, 5.0]}), out="out")
     assert [p["alpha"] for p in loaded] == [0.5, 5.0]
     assert groups == [4, 4]
@@ -387,9 +385,8 @@ def test_points_that_separate_the_classes_are_level() -> None:
 def test_scores_of_validation_and_test_samples_are_kept() -> None:
     file = save(CANCER, {"algorithm.lr": [0.01]}, seeds=[0, 1])
     result = sweep(file, out="out")
-    beside = journal._share(
-        [c.tree for c in plan(file).runs[0]], 64, (), True, None
-    )  # as in a process of its own
+    trees = [c.tree for c in plan(file).runs[0]]
+    beside = journal._share(trees, 64, (), True, None, None)  # as in a process of its own
     assert all(set(entry["scores"]) == {"valid", "test"} for entry in beside)
     tests = []
     for c, entry in zip(plan(file).runs[0], result.rows[0].runs, strict=True):

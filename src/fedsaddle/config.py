@@ -70,11 +70,12 @@ from torch import nn
 
 from fedsaddle import models
 from fedsaddle.algorithms import Algorithm, LocalSGDA
-from fedsaddle.convexify import convexify
+from fedsaddle.convexify import convexify, coordinates_of
 from fedsaddle.data import load as load_dataset
 from fedsaddle.errors import BadArgument, FedsaddleError, first_line, similar_file, warn
 from fedsaddle.federation import Federation
 from fedsaddle.files import file_format, read_frame
+from fedsaddle.flat import FlatModel
 from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK, SCORES, TANGENT
 from fedsaddle.ingest import in_file
 from fedsaddle.keys import Tree, unknown_key
@@ -112,6 +113,9 @@ _PATHS = (
     ("transform", "folder"),
     ("participation", "rounds"),
 )
+
+
+Hear = Callable[[str], Any]  # is told what goes on
 
 
 class Setup(NamedTuple):
@@ -156,6 +160,7 @@ class Config:
         federation: Federation | None = None,
         progress: bool | None = False,
         networks: Networks | None = None,
+        hear: Hear | None = None,
     ) -> Setup:
         """Load the data and make the problem, the algorithm and the federation.
 
@@ -163,12 +168,13 @@ class Config:
             federation: what [data], [partition] and [transform] describe, where it is loaded already.
             progress: a progress bar on stderr, where a transform trains a network first.
             networks: those that transforms have trained before; gets those that are new.
+            hear: is told how far their training has come.
         """
         tree = self.tree
         if federation is None:
-            federation = _loaded(tree)
+            federation, networks = _loaded(tree), networks or Networks()
             for i in range(len(tree.get("transform", ()))):
-                federation = _transformed(tree, i, federation, networks or Networks(), progress)
+                federation = _transformed(tree, i, federation, networks, progress, hear)
         model = {}
         if "model" in tree:
             model["model"] = self.module(tuple(federation.data["x"].shape[1:]), federation.classes)
@@ -180,7 +186,7 @@ class Config:
         track = options.pop("track", None)
         return Setup(problem, algorithm, federation, participation, options, track)
 
-    def train_first(self, networks: Networks, hear: Callable[[str], Any] = lambda text: None) -> None:
+    def train_first(self, networks: Networks, hear: Hear | None = None) -> None:
         """Train the network that a transform needs, if there is such a transform, and keep it.
 
         Args:
@@ -193,7 +199,7 @@ class Config:
         federation = _loaded(self.tree)
         for i in range(places[0]):  # a second such transform is refused when the data are built
             federation = _transformed(self.tree, i, federation, networks)
-        _network(self.tree, places[0], federation, networks, hear=hear)
+        _network(self.tree, places[0], federation, networks, False, hear)
 
     def start(self, setup: Setup, **options: Any) -> Run:
         """The run of what was built, tracked as the config says, not computed yet.
@@ -422,7 +428,12 @@ def _loaded(tree: Tree) -> Federation:
 
 
 def _transformed(
-    tree: Tree, i: int, federation: Federation, networks: Networks, progress: bool | None = False
+    tree: Tree,
+    i: int,
+    federation: Federation,
+    networks: Networks,
+    progress: bool | None = False,
+    hear: Hear | None = None,
 ) -> Federation:
     """The federation after transform i."""
     change = tree["transform"][i]
@@ -430,7 +441,7 @@ def _transformed(
         if "first" not in change:
             made: Federation = _made("transform", change, federation=federation)
             return made
-        network = _network(tree, i, federation, networks, progress)
+        network = _network(tree, i, federation, networks, progress, hear)
         options = arguments("transform", change) | {"first": network, "progress": progress}
         return convexify(federation=federation, **options)
 
@@ -440,19 +451,29 @@ def _network(
     i: int,
     federation: Federation,
     networks: Networks,
-    progress: bool | None = False,
-    hear: Callable[[str], Any] = lambda text: None,
+    progress: bool | None,
+    hear: Hear | None,
 ) -> nn.Module:
     """The network of transform i, trained on the data as they are there."""
-    first = _first_stage(tree, i)
-    key = to_toml({**first.tree, "transform": tree["transform"][:i]})
+    first, change = _first_stage(tree, i), tree["transform"][i]
+    key = to_toml({**first.tree, "transform": tree["transform"][:i]}) + federation.fingerprint()
+
+    def build() -> nn.Module:
+        return first.module(tuple(federation.data["x"].shape[1:]), federation.classes)
 
     def trained() -> nn.Module:
+        k = arguments("transform", change)["coordinates"]
+        coordinates_of(FlatModel(build()).n, 1, k)  # too many are refused before the training, not after it
         run = first.start(first.build(federation), progress=progress)
-        return run.finish(lambda record: hear(f"first stage, round {record['round']} of {run.rounds}")).model
 
-    shape = tuple(federation.data["x"].shape[1:])
-    return networks.get(key, lambda: first.module(shape, federation.classes), trained)
+        def told(record: dict[str, Any]) -> None:
+            if hear is not None:
+                hear(f"first stage, round {record['round']} of {run.rounds}")
+
+        return run.finish(told).model
+
+    with _blamed(f"transform[{i}]"):
+        return networks.get(key, build, trained)
 
 
 def _partitioned(data: Tree, partition: Tree) -> Federation:
@@ -629,3 +650,6 @@ def _with_paths(tree: Tree, change: Callable[[str], str]) -> None:
         for part in found if isinstance(found, list) else [found]:
             if isinstance(part, dict) and key in part:
                 part[key] = changed(part[key])
+    for change_of_data in tree.get("transform", ()):
+        if isinstance(first := change_of_data.get("first"), dict):
+            _with_paths(first, change)

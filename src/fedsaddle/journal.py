@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedsaddle import config as configs
 from fedsaddle.algorithms import ALGORITHMS
-from fedsaddle.config import Config
+from fedsaddle.config import Config, Hear
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.folder import write_whole
@@ -207,10 +207,10 @@ class Federations:
     def key(config: Config) -> str:
         return to_toml({k: config.tree[k] for k in ("data", "partition", "transform") if k in config.tree})
 
-    def start(self, config: Config, tracked: Tracked | None = None) -> Run:
+    def start(self, config: Config, tracked: Tracked | None = None, hear: Hear | None = None) -> Run:
         """The run of a config, not computed yet; tracked if it is told as what."""
         key = self.key(config)
-        setup = config.build(self._loaded.get(key), networks=self.networks)
+        setup = config.build(self._loaded.get(key), networks=self.networks, hear=hear)
         self._loaded[key] = setup.federation
         if tracked is None:
             return config.start(setup, progress=False, track=None)
@@ -248,12 +248,14 @@ def finish(
     for c in left.values():
         by_data.setdefault(Federations.key(c), {}).setdefault(_shape(c), []).append(c)
     federations = federations or journal.federations()
-    for by_shape in by_data.values():
-        first = next(iter(by_shape.values()))[0]
-        first.train_first(federations.networks, lambda text: tick(0, text))
     if jobs > 1 and left:
+        for by_shape in by_data.values():
+            first = next(iter(by_shape.values()))[0]
+            first.train_first(federations.networks, lambda text: tick(0, text))
+        _give_back()
         alike = [a for by_shape in by_data.values() for a in by_shape.values()]
-        _beside(_shares(alike, together, jobs), journal, together, tick, jobs, tracked, federations.networks)
+        shares = _shares(alike, together, jobs)
+        _beside(shares, journal, together, tick, jobs, tracked, federations.networks.folder)
         return [journal[c] for c in wanted]
     for data, by_shape in by_data.items():
         for same in by_shape.values():
@@ -301,7 +303,7 @@ def _beside(
     tick: Tick,
     jobs: int,
     tracked: Tracked | None,
-    networks: Networks,
+    networks: Path | None,
 ) -> None:
     """Compute shares of runs, each of which are alike, in several processes."""
     spawn = multiprocessing.get_context("spawn")  # a forked process would inherit torch's threads, and hang
@@ -353,22 +355,21 @@ def _share(
     curves: Sequence[str],
     scores: bool,
     tracked: Tracked | None,
-    networks: Networks,
+    networks: Path | None,
 ) -> list[Entry]:
     """In a process of its own: the entries of runs that are alike."""
     _give_back()  # other processes need what an earlier share had
     entries = []
     alike = [Config(tree) for tree in trees]
-    federations = _last_federation(Federations.key(alike[0]))
-    federations.networks = networks
+    federations = _last_federation(Federations.key(alike[0]), networks)
     for group in _computed(alike, federations, together, tracked, _tell):
         entries += [_entry(c, run, curves, scores) for c, run in group]
     return entries
 
 
 @functools.lru_cache(maxsize=1)  # shares of the same data follow one another
-def _last_federation(key: str) -> Federations:
-    return Federations()
+def _last_federation(key: str, networks: Path | None) -> Federations:
+    return Federations(Networks(networks))
 
 
 def _shape(config: Config) -> str:
@@ -400,7 +401,7 @@ def _computed(
         group: list[tuple[Config, Run]] = []
         told = _Told(tick)
         try:
-            group = _group(waiting, federations, together, tracked)
+            group = _group(waiting, federations, together, tracked, lambda text: tick(0, text))
             told.text = _words(len(group))
             told(0)
             run_all([run for _, run in group], told)
@@ -431,10 +432,10 @@ class _Told:
 
 
 def _group(
-    waiting: Sequence[Config], federations: Federations, together: int, tracked: Tracked | None
+    waiting: Sequence[Config], federations: Federations, together: int, tracked: Tracked | None, hear: Hear
 ) -> list[tuple[Config, Run]]:
     """The first of the runs that wait, and those that can be computed as one with it."""
-    first = federations.start(waiting[0], tracked)
+    first = federations.start(waiting[0], tracked, hear)
     most = together if stackable([first]) is None else 1
     some = [(c, federations.start(c, tracked)) for c in waiting[1:most]]
     return [(waiting[0], first), *(pair for pair in some if stackable([first, pair[1]]) is None)]

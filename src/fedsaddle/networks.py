@@ -28,7 +28,7 @@ class Networks:
         """The network of a key: as it was kept, or trained and kept.
 
         Args:
-            key: a config, with all that bears on the trained weights.
+            key: all that bears on the trained weights: a config, and what the data are.
             build: one of the same architecture, for weights that were kept in a file.
             train: trains it.
         """
@@ -48,9 +48,13 @@ class Networks:
         file = self._file(key)
         if file is None or not file.exists():
             return None
-        network = build()
         try:
-            network.load_state_dict(load_file(file))
+            weights = load_file(file)
+            network = build()
+            for v in weights.values():
+                if v.is_floating_point():
+                    network.to(v.dtype)  # as it was trained
+            network.load_state_dict(weights)
         except (OSError, SafetensorError, RuntimeError):  # damaged: trained anew
             return None
         return network
@@ -60,5 +64,6 @@ class Networks:
         if file is None:
             return
         file.parent.mkdir(parents=True, exist_ok=True)
-        weights = {k: v.detach().cpu().contiguous() for k, v in network.state_dict().items()}
+        # clones, since tied weights share memory
+        weights = {k: v.detach().cpu().contiguous().clone() for k, v in network.state_dict().items()}
         write_whole(file, save(weights, {"config": key}))

@@ -49,7 +49,7 @@ from torch import Tensor
 
 from fedsaddle import config as configs
 from fedsaddle import metrics, sweep_report
-from fedsaddle.config import Config
+from fedsaddle.config import Config, Hear
 from fedsaddle.errors import FedsaddleError, did_you_mean, nearest_or_all
 from fedsaddle.folder import between
 from fedsaddle.journal import (
@@ -66,6 +66,7 @@ from fedsaddle.journal import (
 from fedsaddle.keys import Key, in_words, unknown_key
 from fedsaddle.measures import Of, names
 from fedsaddle.metrics import Interval
+from fedsaddle.progress import spinner
 from fedsaddle.remarks import grown
 from fedsaddle.schema import GENERATED
 from fedsaddle.toml import in_line, quoted, to_toml, to_value
@@ -408,14 +409,14 @@ class _at:
             raise FedsaddleError(f"{error} (at the point {in_line(self.point)})") from error
 
 
-def _check(plan: Plan, journal: Journal, federations: Federations) -> None:
+def _check(plan: Plan, journal: Journal, federations: Federations, hear: Hear) -> None:
     """Let every run that is left check itself against its data, and see that the metric is measured."""
     seen = set()
     for point, runs in zip(plan.points, plan.runs, strict=True):
         if all(c in journal for c in runs):
             continue
         with _at(point):
-            run = federations.start(runs[0])
+            run = federations.start(runs[0], hear=hear)
         tree, key = runs[0].tree, Federations.key(runs[0]) + to_toml(runs[0].tree["problem"])
         if key in seen:
             continue
@@ -719,7 +720,8 @@ def sweep(
     out = Path(out) if out is not None else Path("runs") / "sweep" / todo.name
     journal = Journal(out / "runs.jsonl", scores=todo.metric == "valid_auc")
     federations = journal.federations()
-    _check(todo, journal, federations)
+    with spinner(f"{todo.name}, looks at the data", progress) as say:
+        _check(todo, journal, federations, say)
     if not _without_test(todo.metric):
         warnings.warn(
             f"sweep: hyper-parameters are chosen on {todo.metric}, which is not validation data; results are optimistic",
