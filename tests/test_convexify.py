@@ -499,7 +499,7 @@ def test_too_many_coordinates_are_refused_before_the_network_is_trained(
     tree = tomllib.loads(TWO_STAGES)
     tree["transform"][1]["coordinates"] = 10_000
     made = config.resolve(tree)
-    monkeypatch.setattr(config, "train", lambda *a, **k: pytest.fail("trained"))
+    monkeypatch.setattr(config.Config, "start", lambda *a, **k: pytest.fail("trained"))
     with pytest.raises(FedsaddleError, match=r"coordinates must be in 1\.\.610, .*, got 10000"):
         made.build()
 
