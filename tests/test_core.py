@@ -655,6 +655,12 @@ def test_projections_by_name():
     for bad in ("ball(x)", "ball(1, 2, 3)", "box(1, 0)", "ball(-1)", "l1(-1)"):
         with pytest.raises(FedsaddleError):
             projections.named(bad)
+    with pytest.raises(
+        FedsaddleError, match=r"'ball\(2\)' is a projection; known are box, l1, l2, .* such as l1\(0.001\)"
+    ):
+        fs.AUC(torch.nn.Linear(3, 1), regulariser="ball(2)")
+    with pytest.raises(FedsaddleError, match=r"prox: unknown name 'l3'"):
+        fs.AUC(torch.nn.Linear(3, 1), regulariser="l3(2)")
 
 
 # ------------------------------------------------------------------------------------------- client work and memory

@@ -245,8 +245,8 @@ class ModelProblem(Problem):
         if isinstance(lr, Tensor) and lr.ndim:
             lr = lr[..., :1]  # of x, where x and y have steps of their own
         if (at := self.flat.weights_at) is not None:  # which the compiler makes one loop of
-            return torch.cat([z[..., : at.start], g.prox(z[..., at], lr), z[..., at.stop :]], dim=-1)
-        return z.index_copy(-1, weights, g.prox(z.index_select(-1, weights), lr))
+            return torch.cat([z[..., : at.start], g(z[..., at], lr), z[..., at.stop :]], dim=-1)
+        return z.index_copy(-1, weights, g(z.index_select(-1, weights), lr))
 
     def projected_dual(self, z: Tensor) -> Tensor:
         return z[..., self.n_x :]

@@ -7,7 +7,8 @@ the constraint's size: `box(-1, 1)`, `ball(10)`, `l1(0.001)`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,17 @@ from fedsaddle.errors import FedsaddleError
 
 Prox = Callable[[Tensor, "float | Tensor"], Tensor]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Regulariser:
+    """g: its proximal step, which it is called as, and its value."""
+
+    prox: Prox
+    value: Callable[[Tensor], Tensor]  # [..., k] -> [..., 1]
+
+    def __call__(self, v: Tensor, lr: float | Tensor) -> Tensor:
+        return self.prox(v, lr)
 
 
 def simplex() -> Prox:
@@ -52,11 +64,11 @@ def capped_simplex(cap: float = 1.0) -> Prox:
     return project
 
 
-def box(low: float = -1.0, high: float = 1.0) -> Prox:
+def box(low: float = -1.0, high: float = 1.0) -> Regulariser:
     """Projection on low <= v <= high."""
     if not low < high:
         raise FedsaddleError(f"box: low must be below high, got [{low}, {high}]")
-    return lambda v, lr: v.clamp(low, high)
+    return Regulariser(lambda v, lr: v.clamp(low, high), lambda v: 0.0 * v[..., :1])
 
 
 def nonnegative() -> Prox:
@@ -71,31 +83,32 @@ def ball(radius: float = 1.0) -> Prox:
     return lambda v, lr: v * (radius / v.norm(dim=-1, keepdim=True).clamp(min=radius))
 
 
-def l1(weight: float = 1e-3) -> Prox:
+def l1(weight: float = 1e-3) -> Regulariser:
     """Soft-threshold: proximal step of weight * ||v||_1."""
     if not weight >= 0:
         raise FedsaddleError(f"l1: weight must be >= 0, got {weight}")
-    return lambda v, lr: v.sign() * (v.abs() - lr * weight).clamp(min=0)
+    return Regulariser(
+        lambda v, lr: v.sign() * (v.abs() - lr * weight).clamp(min=0),
+        lambda v: weight * v.abs().sum(-1, keepdim=True),
+    )
 
 
-def l2(weight: float = 1e-3) -> Prox:
+def l2(weight: float = 1e-3) -> Regulariser:
     """Shrinkage: proximal step of weight/2 * ||v||^2."""
     if not weight >= 0:
         raise FedsaddleError(f"l2: weight must be >= 0, got {weight}")
-    return lambda v, lr: v / (1 + lr * weight)
+    return Regulariser(
+        lambda v, lr: v / (1 + lr * weight), lambda v: weight / 2 * (v**2).sum(-1, keepdim=True)
+    )
 
 
-def elastic_net(weight: float = 1e-3, ridge: float = 1e-3) -> Prox:
+def elastic_net(weight: float = 1e-3, ridge: float = 1e-3) -> Regulariser:
     """Proximal step of weight * ||v||_1 + ridge/2 * ||v||^2."""
     sparse, small = l1(weight), l2(ridge)
-
-    def shrink(v: Tensor, lr: float | Tensor) -> Tensor:
-        return small(sparse(v, lr), lr)
-
-    return shrink
+    return Regulariser(lambda v, lr: small(sparse(v, lr), lr), lambda v: sparse.value(v) + small.value(v))
 
 
-def group_lasso(weight: float = 1e-3, size: float = 1) -> Prox:
+def group_lasso(weight: float = 1e-3, size: float = 1) -> Regulariser:
     """Proximal step of weight * the sum of ||v_g|| over consecutive groups of `size` entries; the last may be smaller."""
     if not weight >= 0 or size < 1 or size != int(size):
         raise FedsaddleError(
@@ -109,7 +122,7 @@ def group_lasso(weight: float = 1e-3, size: float = 1) -> Prox:
         kept: Tensor = torch.where(norm > 0, groups * (1 - threshold / norm).clamp(min=0), 0.0)
         return kept.flatten(-2)[..., : v.shape[-1]]
 
-    return shrink
+    return Regulariser(shrink, lambda v: weight * _grouped(v, int(size)).norm(dim=-1).sum(-1, keepdim=True))
 
 
 def _grouped(v: Tensor, size: int) -> Tensor:
@@ -129,48 +142,25 @@ PROJECTIONS: dict[str, Callable[..., Prox]] = {
     "elastic_net": elastic_net,
     "group_lasso": group_lasso,
 }
-VALUES: dict[str, Callable[..., Callable[[Tensor], Tensor]]] = {  # of regularisers g, [..., k] -> [..., 1]
-    "box": lambda low=-1.0, high=1.0: lambda v: 0.0 * v[..., :1],
-    "l1": lambda weight=1e-3: lambda v: weight * v.abs().sum(-1, keepdim=True),
-    "l2": lambda weight=1e-3: lambda v: weight / 2 * (v**2).sum(-1, keepdim=True),
-    "elastic_net": lambda weight=1e-3, ridge=1e-3: (
-        lambda v: weight * v.abs().sum(-1, keepdim=True) + ridge / 2 * (v**2).sum(-1, keepdim=True)
-    ),
-    "group_lasso": lambda weight=1e-3, size=1: (
-        lambda v: weight * _grouped(v, int(size)).norm(dim=-1).sum(-1, keepdim=True)
-    ),
-}
+_made: dict[str, Prox] = {}  # asked for at every local step; functools.cache makes the compiler warn
 
 
 def named(spec: str | Prox) -> Prox:
-    """A projection from its name, with arguments if wanted ("simplex", "ball(10)"), or the function itself.
-
-    That of a regulariser has its `value`, of v.
-    """
+    """A projection or regulariser from its name, with arguments if wanted ("simplex", "l1(0.1)"), or the function itself."""
     if not isinstance(spec, str):
         return spec
-    prox = called(spec, PROJECTIONS, "or pass a function f(v, lr)")
-    if spec.strip().partition("(")[0] in VALUES:
-        prox.value = called(spec, VALUES, "")  # type: ignore[attr-defined]
-    return prox
-
-
-class Regulariser(NamedTuple):
-    """g: its proximal step and its value."""
-
-    prox: Prox
-    value: Callable[[Tensor], Tensor]  # [..., k] -> [..., 1]
-
-
-_made: dict[str, Regulariser] = {}  # asked for at every local step; functools.cache makes the compiler warn
+    if spec not in _made:
+        _made[spec] = called(spec, PROJECTIONS, "or pass a function f(v, lr)")
+    return _made[spec]
 
 
 def regulariser(spec: str) -> Regulariser:
     """A regulariser from its name, such as "l1(0.001)", "elastic_net(0.001, 0.1)" or "group_lasso(0.01, 4)"."""
-    if spec not in _made:
-        value: Callable[[Tensor], Tensor] = called(spec, VALUES, "such as l1(0.001)")
-        _made[spec] = Regulariser(named(spec), value)
-    return _made[spec]
+    found = named(spec)
+    if not isinstance(found, Regulariser):
+        known = ", ".join(name for name, make in PROJECTIONS.items() if isinstance(make(), Regulariser))
+        raise FedsaddleError(f"regulariser: {spec!r} is a projection; known are {known}, such as l1(0.001)")
+    return found
 
 
 def called(spec: str, table: Mapping[str, Callable[..., T]], remedy: str, what: str = "prox") -> T:

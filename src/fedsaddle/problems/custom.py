@@ -65,7 +65,7 @@ class Custom(Problem):
             )
         for name in ("prox_x", "prox_y"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, projections.named(getattr(self, name)))
+                projections.named(getattr(self, name))  # refuses what is none
         if self.start is not None and self.start.shape != (self.n_x + self.n_y,):
             raise FedsaddleError(
                 f"Custom: start must have shape [{self.n_x + self.n_y}], got {list(self.start.shape)}"
@@ -120,19 +120,15 @@ class Custom(Problem):
         if isinstance(lr, Tensor) and lr.shape[-1] > 1:  # one step size a variable
             lr_x, lr_y = lr[..., : self.n_x], lr[..., self.n_x :]
         if self.prox_x is not None:
-            x = self._apply(self.prox_x, x, lr_x)
+            x = projections.named(self.prox_x)(x, lr_x)
         if self.prox_y is not None:
-            y = self._apply(self.prox_y, y, lr_y)
+            y = projections.named(self.prox_y)(y, lr_y)
         return torch.cat([x, y], dim=-1)
 
     def penalty(self, z: Tensor) -> Tensor:
-        value: Callable[[Tensor], Tensor] | None = getattr(self.prox_x, "value", None)
+        g = None if self.prox_x is None else projections.named(self.prox_x)
+        value: Callable[[Tensor], Tensor] | None = getattr(g, "value", None)  # one's own may have one, too
         return super().penalty(z) if value is None else value(z[..., : self.n_x])
-
-    @staticmethod
-    def _apply(prox: Any, v: Tensor, lr: float | Tensor) -> Tensor:
-        out: Tensor = prox(v, lr)
-        return out
 
     def evaluate(self, z: Tensor, splits: Mapping[str, Split], federation: Federation) -> list[Evaluation]:
         _, F = objective(self, z, splits["train"])
