@@ -21,7 +21,8 @@ they are, behind or between comments that say where they come from:
     <!-- claims: codasca -->                                       all claims of a paper, judged, up to <!-- end -->
     0.9312 ± 0.0021<!-- codasca/interval; Test AUC; CODASCA; 32 -->    one cell of a table
 
-`python docs/hook.py` writes them anew, and a build ends where they are not those of the experiments.
+`python docs/hook.py` judges the stored results again and writes them anew; a build ends where they are not those of the
+experiments.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.cli import commands as all_commands
 from fedsaddle.describe import parameters, summary, things
 from fedsaddle.kinds import Kind
-from fedsaddle.reproduce import experiments
+from fedsaddle.reproduce import experiments, in_words, judge_again
 from fedsaddle.toml import quoted
 
 DOCS = Path(__file__).parent
@@ -306,13 +307,14 @@ def claims(paper: str) -> str:
         own = [result for result in results() if result == name or result.startswith(f"{name}/")]
         for result in own:
             took.append(f"{len(took) + 1}. `{command(result)}`: {wall_time(result)}")
-            rows += [
-                [str(len(took)), escaped(v["claim"]), "holds" if v["holds"] else "**does not hold**", escaped(v["numbers"])]
-                for v in verdicts(result)
-            ]  # fmt: skip
+            for v in verdicts(result):
+                judged = in_words(v["holds"])
+                texts = [v["claim"], v["published"] or "–", v["numbers"]]
+                claim, said, numbers = map(escaped, texts)
+                rows.append([str(len(took)), claim, said, judged if v["holds"] else f"**{judged}**", numbers])
         if not own:
             took.append(f"{len(took) + 1}. `fedsaddle reproduce {name}`: not run in full, no claim judged")
-    return table(["run", "claim", "", "obtained"], rows) + "\n\nRuns:\n\n" + "\n".join(took)
+    return table(["run", "claim", "published", "", "obtained"], rows) + "\n\nRuns:\n\n" + "\n".join(took)
 
 
 def wall_time(result: str) -> str:
@@ -350,7 +352,10 @@ def one_result(result: str, name: str) -> Iterator[str]:
         yield f"### {variant}"
     judged = verdicts(result)
     rows = [
-        [verdict(v["holds"]), f"{escaped(v['claim'])}.<br><small>{escaped(v['numbers'])}</small>"]
+        [
+            verdict(v["holds"]),
+            f"{escaped(v['claim'])}.<br><small>{escaped(v['numbers'])}{published(v)}</small>",
+        ]
         for v in judged
     ]
     yield f"`{command(result)}`"
@@ -367,12 +372,17 @@ def one_result(result: str, name: str) -> Iterator[str]:
         yield folded("info", "Notes on what was obtained", level(notes))
 
 
-def verdict(holds: bool) -> str:
-    return (
-        ":material-check-circle:{ .holds } holds"
-        if holds
-        else ":material-close-circle:{ .fails } does not hold"
-    )
+def published(verdict: dict[str, Any]) -> str:
+    return f" Published: {escaped(verdict['published'])}." if verdict["published"] else ""
+
+
+def verdict(holds: bool | None) -> str:
+    sign = {
+        True: ":material-check-circle:{ .holds }",
+        False: ":material-close-circle:{ .fails }",
+        None: ":material-help-circle:",
+    }
+    return f"{sign[holds]} {in_words(holds)}"
 
 
 def figure_uri(folder: Path) -> str:
@@ -496,6 +506,8 @@ WRITERS: dict[str, Callable[..., str]] = {
 }
 
 if __name__ == "__main__":
+    for folder in results().values():
+        judge_again(folder)
     for page in DOCS.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         if (new := renewed(text)) != text:

@@ -41,9 +41,12 @@ from typing import Any, NamedTuple
 
 from fedsaddle import config
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.journal import TOGETHER, Bar, Entry, Journal, finish, over_seeds, short
+from fedsaddle.folder import write_whole
+from fedsaddle.journal import TOGETHER, Bar, Entry, Journal, Tick, finish, over_seeds, short
 from fedsaddle.keys import Tree
 from fedsaddle.sweep import grid_points
+
+_WRITTEN_EVERY = 5.0  # seconds
 
 
 class Cell(NamedTuple):
@@ -62,8 +65,13 @@ class Verdict(NamedTuple):
     """A claim, judged."""
 
     claim: str
-    holds: bool
+    holds: bool | None  # None: what was run does not decide it
     numbers: str
+    published: str = ""  # what the paper has for it
+
+
+def in_words(holds: bool | None) -> str:
+    return {True: "holds", False: "does not hold", None: "not decided"}[holds]
 
 
 # a tuned cell: its place, the chosen values, mean, std and values of every metric over seeds, the seeds' curves, if any, and
@@ -117,9 +125,7 @@ def reproduce(
     out = out or Path("runs") / "reproduce" / f"{name}{variant}{'-quick' if quick else ''}"
     out.mkdir(parents=True, exist_ok=True)
     seeds: Sequence[int] = experiment.SEEDS[:1] if quick else experiment.SEEDS
-    before = out / "results.json"
-    earlier = json.loads(before.read_text())["seconds"] if before.exists() else 0.0  # what is not run again
-    started = time.perf_counter()
+    clock = _Clock(out / "seconds.json")
     journal = Journal(out / "runs.jsonl", getattr(experiment, "CURVES", ()))
     federations = journal.federations()
     together = experiment.together(**chosen) if hasattr(experiment, "together") else TOGETHER
@@ -140,13 +146,12 @@ def reproduce(
             runs |= {id(cell): _runs(base, cell, own) for cell in whole}
         with Bar(progress, sum(len(runs[id(cell)]) for cell in cells), title) as tick:
             wanted = [run for cell in cells for run in runs[id(cell)]]
-            finish(wanted, journal, together, tick, federations, jobs)
+            finish(wanted, journal, together, clock.ticking(tick), federations, jobs)
         finished = [cell for cell in whole if all(run in journal for run in runs[id(cell)])]
         missing = len(whole) - len(finished)
         rows = [_tuned(experiment, cell, [journal[r] for r in runs[id(cell)]], title) for cell in finished]
     if hasattr(experiment, "extra_rows"):
         rows = rows + experiment.extra_rows(quick, lambda change: _changed(base, change), **chosen)
-    verdicts: list[Verdict] = experiment.judge(rows)
     told = {
         k: v for k, v in chosen.items() if k != "part" or len(finished) == len(cells)
     }  # else of several parts
@@ -162,19 +167,62 @@ def reproduce(
         "seeds": list(seeds),
         **({"tuned_on": list(tuned_on)} if list(tuned_on) != list(seeds) else {}),
         **({"missing": missing} if missing else {}),
-        "seconds": round(earlier + time.perf_counter() - started, 1),
+        "seconds": round(clock.read(), 1),
         "rows": rows,
         **({"tuned_before": earlier_rows[1:]} if len(steps) > 1 else {}),
-        "verdicts": [v._asdict() for v in verdicts],
     }
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    (out / "table.md").write_text(_markdown(experiment, results, rows, verdicts))
+    _judged(experiment, results, out)
+    clock.write()
     try:
         figure = experiment.figure(rows)
     except ImportError:
         return out  # without the report extra there is no figure
     figure.write_html(out / "figure.html", include_plotlyjs=True, config={"displayModeBar": False})
     return out
+
+
+def judge_again(folder: Path) -> None:
+    """Judge the stored rows of a result anew, and write its table and verdicts: an experiment's judge may have changed."""
+    results = json.loads((folder / "results.json").read_text())
+    _judged(_load(_root() / results["experiment"]), results, folder)
+
+
+def _judged(experiment: ModuleType, results: dict[str, Any], out: Path) -> None:
+    """Write results with their verdicts, and the table."""
+    verdicts: list[Verdict] = experiment.judge(results["rows"])
+    results |= {"verdicts": [v._asdict() for v in verdicts]}
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (out / "table.md").write_text(_markdown(experiment, results, results["rows"], verdicts))
+
+
+class _Clock:
+    """Seconds that an experiment has taken, those of sittings that were cut off too.
+
+    Args:
+        file: keeps them.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.earlier = float(json.loads(file.read_text())) if file.exists() else 0.0
+        self.started = self.written = time.perf_counter()
+
+    def read(self) -> float:
+        return self.earlier + time.perf_counter() - self.started
+
+    def write(self) -> None:
+        self.written = time.perf_counter()
+        write_whole(self.file, json.dumps(round(self.read(), 1)).encode())
+
+    def ticking(self, tick: Tick) -> Tick:
+        """The same tick, which also writes the time down, every few seconds."""
+
+        def told(n: float, text: str) -> None:
+            tick(n, text)
+            if time.perf_counter() - self.written > _WRITTEN_EVERY:
+                self.write()
+
+        return told
 
 
 def _variant(name: str, experiment: ModuleType, options: Mapping[str, str]) -> dict[str, str]:
@@ -302,8 +350,9 @@ def _markdown(
         lines += [f"## Chosen {by}", "", *dict.fromkeys(chosen), ""]
     lines += ["## Claims", ""]
     for v in verdicts:
-        verdict = (
-            "not judged in the quick version" if results["quick"] else "holds" if v.holds else "does not hold"
-        )
-        lines += [f"- **{verdict}**: {v.claim}. {v.numbers}"]
+        verdict = "not judged in the quick version" if results["quick"] else in_words(v.holds)
+        lines += [
+            f"- **{verdict}**: {v.claim}. {v.numbers}"
+            + (f" Published: {v.published}." if v.published else "")
+        ]
     return "\n".join(lines) + "\n"

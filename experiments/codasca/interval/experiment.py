@@ -65,6 +65,7 @@ def judge(rows):
             sca > plus,
             f"I_max is {sca} for CODASCA and {plus} for CODA+. AUC relative to I = 1: "
             f"CODA+ {loss['CODA+']}; CODASCA {loss['CODASCA']}.",
+            "128 against 32 (16 clients), 512 against 128 (8 clients), on ImageNet",
         ),
         Verdict(
             "At every I > 1, CODASCA's test AUC is at least CODA+'s",

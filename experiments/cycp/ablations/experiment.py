@@ -81,6 +81,7 @@ def judge(rows):
                 f"C-2.3: {method}'s test AUC stays within {TOLERANCE} of that at I = {min(by)} as I grows to {max(by)}",
                 drop <= TOLERANCE,
                 f"I = {listed(by)}.",
+                "stable (figure 1, curves)",
             )
         )
     for letter, what in (("M", "more participants a visit"), ("G", "more groups, with M = 1")):
@@ -94,6 +95,7 @@ def judge(rows):
                     f"{high} than at {letter} = {low})",
                     by[high] > by[low],
                     f"{letter} = {listed(by)}; rising in {rising} of {len(by) - 1} steps.",
+                    f"faster (figure {2 if letter == 'M' else 3}, curves)",
                 )
             )
     return out

@@ -116,6 +116,7 @@ def judge(rows):
                 for K in Ks
             )
             + ".",
+            "faster (figure 1, curves)",
         ),
         Verdict(
             "C-1.2: STORM ends lower than MB at every M and K",
@@ -127,6 +128,7 @@ def judge(rows):
                 for M, K in settings
             )
             + ".",
+            "lower (figure 1, curves)",
         ),
         Verdict(
             f"C-1.3, first half: MB levels off (its last quarter is less than {FLAT:.0%} below the quarter before)",
@@ -135,6 +137,7 @@ def judge(rows):
             + ". Fall: "
             + ", ".join(f"M={M}, K={K}: {fall('MB', M, K):.0%}" for M, K in settings)
             + ".",
+            "oscillates around a level (figure 1, curves)",
         ),
         Verdict(
             "C-1.3, second half: STORM keeps falling (its last quarter is below the quarter before)",
@@ -143,6 +146,7 @@ def judge(rows):
             + ". Fall: "
             + ", ".join(f"M={M}, K={K}: {fall('STORM', M, K):.0%}" for M, K in settings)
             + ".",
+            "keeps falling (figure 1, curves)",
         ),
         Verdict(
             f"C-1.4: both methods end lowest at M = {most[0]}, K = {most[1]}",
@@ -153,6 +157,7 @@ def judge(rows):
                 for m, at in best.items()
             )
             + ".",
+            "best there (figure 3, curves)",
         ),
     ]
 

@@ -66,6 +66,7 @@ def _judged(rows, data):
         f"C-4.3: with half and a quarter of the clients a round the AUC is about the same (at most {SAME} less) on {data}",
         lost <= SAME,
         ", ".join(f"{label} {v:.4f}" for label, v in auc.items()) + ".",
+        "about the same (figure 2, curves)",
     )
 
 

@@ -92,6 +92,7 @@ def judge(rows):
                 f"rho = {k[1]}: {m['rounds_to']:.0f} rounds, {m['rate']:.2f} decades in 10 rounds" for k, m in by_rho.items()
             )
             + ".",
+            "linear (figure 2, curves)",
         ),
         Verdict(
             "C-5.1: DRFA is much slower (its squared error ends at least four decades above SCAFF-PD's at every rho)",
@@ -100,11 +101,13 @@ def judge(rows):
                 f"rho = {k[1]}: 10^{drfa[k]['log_error']:.1f} against 10^{m['log_error']:.1f}" for k, m in by_rho.items()
             )
             + ".",
+            "much slower (figure 2, curves)",
         ),
         Verdict(
             f"C-5.2: fast for every sigma (squared error below 1e-12 within {ROUNDS} rounds)",
             all(m["rounds_to"] <= ROUNDS for k, m in ours.items() if k[0] == "sigma"),
             ", ".join(f"sigma = {k[1]}: {m['rounds_to']:.0f} rounds" for k, m in ours.items() if k[0] == "sigma") + ".",
+            "fast (figure 5a, curves)",
         ),
         *(
             Verdict(
@@ -116,6 +119,7 @@ def judge(rows):
                     if k[0] == letter
                 )
                 + ".",
+                "faster (figure 5b, curves)",
             )
             for letter, how in (("J", "each with its best tau"), (SAME, f"with the same local step {ETA}"))
         ),
