@@ -16,7 +16,7 @@ import fedsaddle as fs
 from fedsaddle import projections
 from fedsaddle.algorithms import CODA, CODASCA, SCAFFOLD, CODAPlus, FedAvg, LocalSGDA, PublishedCODASCA
 from fedsaddle.clients import NobodyAnswered
-from fedsaddle.cohort import Batching
+from fedsaddle.cohort import Batching, Cohort
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.flat import FlatModel
 from fedsaddle.models import CNN, MLP
@@ -336,6 +336,42 @@ def test_pieces_do_not_matter(monkeypatch):
     for numbers in (1, 60, 100):
         monkeypatch.setattr("fedsaddle.cohort._NUMBERS_AT_ONCE", numbers)
         torch.testing.assert_close((cohort.full_field(z), cohort.full_loss(z)), whole, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("replicas", [None, 3])
+def test_small_clients_are_no_padding_beside_large_ones(replicas, monkeypatch):
+    """Over all samples: each client's own mean, from at most twice as many rows as there are."""
+    sizes = torch.tensor([3, 70, 1, 33, 64, 5])
+    first, n = sizes.cumsum(0) - sizes, int(sizes.sum())
+    torch.manual_seed(0)
+    data = {"x": torch.randn(n, 4).double(), "y": torch.arange(n) % 2}
+    problem = ERM(nn.Linear(4, 1).double())
+    z = torch.randn(6, problem.n_x).double()
+    ids, alike = torch.arange(6), 1
+    key = torch.zeros(1, dtype=torch.long)
+    if replicas is not None:
+        ids, first, sizes = (v.expand(replicas, -1) for v in (ids, first, sizes))
+        z, key, alike = torch.randn(replicas, 6, problem.n_x).double(), key.expand(replicas, -1), replicas
+    cohort = Cohort(problem, ids, data, first, sizes, None, key, Batching(), torch.float64, 70, alike=alike)
+    read, gathered = [], Cohort._gathered
+    monkeypatch.setattr(
+        Cohort,
+        "_gathered",
+        lambda self, rows, *more: read.append(rows.numel()) or gathered(self, rows, *more),
+    )
+    loss, F = cohort.full_loss(z), cohort.full_field(z)
+    assert sum(read) <= 2 * 2 * n
+    for r, at in np.ndindex(replicas or 1, 6):
+        own = slice(
+            int(first.reshape(-1, 6)[0, at]), int(first.reshape(-1, 6)[0, at] + sizes.reshape(-1, 6)[0, at])
+        )
+        part = {k: v[own].unsqueeze(0) for k, v in data.items()}
+        point = z.reshape(-1, 6, problem.n_x)[r, at : at + 1]
+        w = torch.full_like(part["x"][..., 0], 1 / part["y"].numel())
+        mean = (problem.losses(point, part) * w).sum()
+        torch.testing.assert_close(loss.reshape(-1, 6)[r, at], mean, rtol=0, atol=1e-13)
+        expected = problem.field(point, Batch(part, w))[0]
+        torch.testing.assert_close(F.reshape(-1, 6, problem.n_x)[r, at], expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("dual", ["gradient", "margin"])

@@ -11,6 +11,7 @@ client's first side, followed by B of its second.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -361,9 +362,9 @@ class Cohort:
 
     def full_field(self, z: Tensor) -> Tensor:
         """Saddle field over all local samples: [S, d]."""
-        total, whole = torch.zeros_like(z), self._shared_by_all()
         if not self.compile or z.is_cuda:
-            return sum((whole.field(z, batch) for batch in whole.everything()), total)
+            return self._by_size(z, Cohort.field)
+        total, whole = torch.zeros_like(z), self._shared_by_all()
 
         def step(total: Tensor, batch: Batch) -> Tensor:
             return total + whole.field(z, batch)
@@ -391,7 +392,51 @@ class Cohort:
 
     def full_loss(self, z: Tensor) -> Tensor:
         """Local objective f_i(z) over all local samples: [S, 1]."""
-        return torch.stack([self.apply(self._loss, z, batch) for batch in self.everything()]).sum(0)
+        return self._by_size(z, lambda part, z, batch: part.apply(part._loss, z, batch))
+
+    def _by_size(self, z: Tensor, function: Callable[[Cohort, Tensor, Batch], Tensor]) -> Tensor:
+        """The sum of function(part, z, batch) over all local samples, [S, k], some clients of about one size at a time.
+
+        A batch has as many rows for every client, so that beside a large client small ones are mostly padding.
+        """
+
+        def over(part: Cohort, z: Tensor) -> Tensor:
+            pieces = (function(part, z, batch) for batch in part.everything())
+            return functools.reduce(torch.add, pieces)  # one after the other: a field may be large
+
+        whole = self._shared_by_all()
+        parts = whole._alike_in_size()
+        if len(parts) == 1:
+            return over(whole, z)
+        z = whole.each(z)
+        sums = torch.cat([over(part, z[..., at, :]) for at, part in parts], dim=-2)
+        order = torch.cat([at for at, _ in parts])
+        return sums[..., order.argsort(), :]
+
+    def _alike_in_size(self) -> list[tuple[Tensor, Cohort]]:
+        """Clients by size, none more than twice as large as another of its part: their places [S'], and a cohort of them.
+
+        One part where the sizes are not known without asking the device, or replicas have different clients.
+        """
+        sizes = self._distinct()[2]
+        if sizes.is_cuda or len(sizes.reshape(-1, sizes.shape[-1])) > 1:
+            return [(torch.arange(sizes.shape[-1]), self)]
+        of_each = sizes.flatten().tolist()
+        parts: list[list[int]] = []
+        for i in sorted(range(len(of_each)), key=lambda i: -of_each[i]):
+            if not parts or 2 * of_each[i] < of_each[parts[-1][0]]:
+                parts.append([])
+            parts[-1].append(i)
+        if len(parts) == 1:
+            return [(torch.arange(len(of_each)), self)]
+        return [(at := torch.tensor(sorted(part)), self._of(at)) for part in parts]
+
+    def _of(self, at: Tensor) -> Cohort:
+        """Some of these clients, for going over all of their samples."""
+        some = copy.copy(self)
+        some.ids, some._first, some.sizes = (v[..., at] for v in (self.ids, self._first, self.sizes))
+        some._longest = int(some.sizes.max())
+        return some
 
     def _loss(self, z: Tensor, batch: Batch) -> Tensor:
         return (self.problem.losses(z, batch.data) * batch.w).sum(-1, keepdim=True)
