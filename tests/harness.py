@@ -865,6 +865,8 @@ def reference_arguments(case: Case) -> dict[str, Any]:
     if "v_ref0" in accepted:  # the noise itself is the library's choice
         z = torch.zeros(1, twin.n_x + twin.n_y, dtype=torch.float64)
         arguments["v_ref0"] = alg.memory(z, twin.problem()).v_ref[0].numpy()
+    if "n_w" in accepted:
+        arguments["n_w"] = getattr(twin.problem(), "flat", None) and FEATURES + 1  # not a and b
     project = twin.project
     if case.twin == "auc_l1":  # of one stage, with one step size
         prox = ref_ffmdr.l1_prox(L1, FEATURES)

@@ -364,12 +364,15 @@ def codasca_as_published(
     clip=1.0,
     weight_decay=1e-5,
     project=identity,
+    n_w=None,
 ):
     """(trajectory, log) of the public code's form.
 
+    n_w: how many of the primal entries are the model's weights, whose gradients alone are clipped; default all.
     log[r]: the round's plan plus c, clients (N x n) and v_ref (N x n_x), all after the round (so
     v_ref of a stage's last round is what the next stage uses).
     """
+    n_w = n_x if n_w is None else n_w
     z = np.array(z0, dtype=float)
     c = np.zeros(len(z))
     c_k = np.zeros((N, len(z)))
@@ -389,7 +392,7 @@ def codasca_as_published(
                 g = np.array(field(k, u, r, t), dtype=float)
                 raw += g
                 direction = g.copy()
-                direction[:n_x] = np.clip(g[:n_x], -clip, clip)
+                direction[:n_w] = np.clip(g[:n_w], -clip, clip)
                 direction += c - c_k[k]
                 direction[:n_x] += gamma * (u[:n_x] - v_ref[k]) + weight_decay * u[:n_x]
                 u = project(u - plan["lr"] * direction)

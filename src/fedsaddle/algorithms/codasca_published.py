@@ -6,18 +6,22 @@
     local iterates is only its prox centre, not shared (E3.6)          |
     prox centre starts as N(0, 0.01^2) noise (E3.7)                    | v_0
     variates are never reset (E3.5) and average raw gradients (E3.7)   | zero at each stage; gradients as stepped
-    primal gradients clipped element by element at 1, weight decay     | neither
+    gradients of weights clipped entry by entry at 1, weight decay     | neither
     the first round is one step, still divided by I (E3.7)             | I steps
     eta_g = 1 (E3.4)                                                   | eta_g a parameter
 
-E3.*: docs/mathematics.md. The public code's dual step is the AUC problem's `dual="margin"`. Not imitated: BatchNorm buffers
-and pre-trained weights.
+E3.*: docs/mathematics.md. The public code's dual step is the AUC problem's `dual="margin"`.
+
+Deviations from the public code: all of z steps from the old point, where it steps the dual with the a and b just updated,
+and its dual variate averages the dual gradients after each step and its bounds; a prox centre is the mean of the stage's
+iterates, where it is the stage's start and their sum, over their number; stages end with a round, where they end at an
+iteration, also within a round. BatchNorm buffers and pre-trained weights are not imitated.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +30,7 @@ from fedsaddle.algorithms.coda import YUAN_2021
 from fedsaddle.algorithms.stages import Progress, ProximalStages
 from fedsaddle.clients import Clients
 from fedsaddle.cohort import Cohort
-from fedsaddle.problem import Batch, Problem
+from fedsaddle.problem import Batch, ModelProblem, Problem
 
 
 class State(NamedTuple):
@@ -66,7 +70,7 @@ class PublishedCODASCA(ProximalStages):
     """CODASCA in the form of its public code.
 
     Args:
-        clip: bound on each entry of the primal gradient.
+        clip: bound on each entry of the gradient by the model's weights (of a problem without a model: by x).
         weight_decay: added to the primal gradient.
         centre_noise: standard deviation of the first prox centre.
     """
@@ -75,6 +79,7 @@ class PublishedCODASCA(ProximalStages):
     weight_decay: float = 1e-5
     centre_noise: float = 0.01
 
+    of_all: ClassVar[bool] = True
     cites = YUAN_2021
 
     def __post_init__(self) -> None:
@@ -110,7 +115,10 @@ class PublishedCODASCA(ProximalStages):
             torch.where(new_stage, 0.0, mem.total),
             torch.where(new_stage, 0.0, mem.steps_done),
         )
-        bound = cohort.vector(x=self.clip, y=float("inf"))  # dual gradients are not clipped
+        n = cohort.problem.flat.n if isinstance(cohort.problem, ModelProblem) else n_x
+        bound = cohort.vector(x=self.clip, y=float("inf"))
+        # gradients by a, b and the dual are not clipped
+        bound = torch.cat([bound[..., :n], torch.full_like(bound[..., n:], float("inf"))], dim=-1)
 
         def step(carry: Carry, batch: Batch) -> Carry:
             z, gradients, total = carry
