@@ -14,15 +14,26 @@ from torch import nn
 
 import fedsaddle as fs
 from fedsaddle import projections
-from fedsaddle.algorithms import CODA, CODASCA, SCAFFOLD, CODAPlus, FedAvg, LocalSGDA, PublishedCODASCA
+from fedsaddle.algorithms import (
+    CODA,
+    CODASCA,
+    SCAFFOLD,
+    CODAPlus,
+    CyCpMinimax,
+    FedAvg,
+    FedNormSGDA,
+    LocalSGDA,
+    PublishedCODASCA,
+)
 from fedsaddle.clients import NobodyAnswered
 from fedsaddle.cohort import Batching, Cohort
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.flat import FlatModel
 from fedsaddle.models import CNN, MLP
-from fedsaddle.participation import Uniform
+from fedsaddle.participation import Cyclic, Full, Independent, Trace, Uniform
 from fedsaddle.problem import Batch, tree_map
 from fedsaddle.problems import AUC, ERM, Custom, QuadraticSaddle, quadratic_federation
+from fedsaddle.replicas import stackable
 from fedsaddle.train import train
 from tests import harness
 from tests.harness import FULL, TWINS, binary, clients_of, connect, drive, federation
@@ -913,19 +924,84 @@ def test_combinations_that_would_be_something_else_are_refused():
         CODA().check(QuadraticSaddle())
 
 
-def test_weights_that_are_not_those_of_p_are_said():
-    model, by_samples = nn.Linear(3, 1), CODASCA(weights="samples")
-    with pytest.warns(
-        UserWarning, match=r"CODASCA: weights = 'samples' with p = 'client_mean' .* use p = 'pooled'"
+def test_a_p_that_is_not_the_ratio_of_the_mixture_is_said():
+    """A float, too; what to use instead depends on the weights, the participation and the method."""
+    model = nn.Linear(3, 1)
+    fed = federation(
+        *(
+            {"x": np.zeros((n, 3)), "y": (np.arange(n) < n_pos).astype(int)}
+            for n, n_pos in ((10, 9), (20, 2), (30, 6), (20, 6), (40, 20), (10, 1))
+        )
+    )
+    ratios, n = np.array([c["y"].mean() for c in clients_of(fed)]), fed.sizes.numpy()
+    equal, pooled, unequal = ratios.mean(), ratios @ n / n.sum(), Cyclic([[0], [1, 2], [3, 4, 5]])
+    by_group = (ratios[0] + ratios[1:3].mean() + ratios[3:].mean()) / 3
+    groups = ([0], [1, 2], [3, 4, 5])
+    by_both = np.mean([ratios[g] @ n[g] / n[g].sum() for g in groups])
+    assert min(abs(equal - pooled), abs(equal - by_group), abs(by_both - pooled)) > 0.01
+
+    def start(algorithm, p, participation=Full()):
+        run = train(AUC(model, p=p), algorithm, fed, rounds=1, participation=participation, dtype="float64")
+        return next(iter(run))
+
+    by_samples, local = dict(weights="samples"), dict(local_steps=1)
+    for algorithm, p, participation, remedy in (
+        (CODASCA(**by_samples), "client_mean", Full(), "'pooled'"),
+        (CODASCA(**by_samples), equal, unequal, "'pooled'"),
+        (CODASCA(), "pooled", Full(), "'client_mean'"),
+        (CODASCA(), by_group, unequal, "'client_mean'"),  # whose fixed point is that of all clients
+        (CyCpMinimax(**local), equal, unequal, "'client_mean'"),
+        (CyCpMinimax(**local, **by_samples), "pooled", unequal, f"{by_both:.6g}"),
+        (LocalSGDA(**by_samples), "pooled", Uniform(1), "'client_mean'"),  # who is alone is the mean
+        (LocalSGDA(**by_samples), "client_mean", Uniform(5), "'pooled'"),
+        (FedNormSGDA(**by_samples), "client_mean", Uniform(1), "'pooled'"),
     ):
-        by_samples.check(AUC(model))
+        with pytest.warns(
+            UserWarning, match=f"{type(algorithm).__name__}: p = .* collapse .*; use p = "
+        ) as said:
+            start(algorithm, p, participation)
+        assert [str(w.message).rpartition("use p = ")[2] for w in said] == [remedy]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for algorithm, problem in (
-            (CODASCA(), AUC(model)), (by_samples, AUC(model, p="pooled")), (by_samples, AUC(model, p=0.3)),
-            (SCAFFOLD(weights="samples"), ERM(model)),
+        for algorithm, p, participation in (
+            (CODASCA(), "client_mean", unequal), (CODASCA(**by_samples), "pooled", unequal),
+            (CyCpMinimax(**local), "client_mean", unequal), (CyCpMinimax(**local), by_group, unequal),
+            (LocalSGDA(**by_samples), "client_mean", Uniform(1)), (LocalSGDA(), round(equal, 3), Full()),
+            (LocalSGDA(), 0.9, Trace([[0, 1]])), (LocalSGDA(), 0.9, Independent([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])),
         ):  # fmt: skip
-            algorithm.check(problem)
+            start(algorithm, p, participation)
+
+
+def test_unequal_groups_do_not_make_the_scores_collapse():
+    """The mean of groups that take turns is of groups, not of clients; p and the measures are of that mixture."""
+    rng = np.random.default_rng(0)
+    fed = federation(
+        *(
+            {"x": rng.normal(size=(60, 2)) + np.outer(y, [1, 0.5]), "y": y}
+            for y in ((np.arange(60) < n_pos).astype(int) for n_pos in (36, 6, 6))
+        )
+    )
+    torch.manual_seed(0)
+    run = train(
+        AUC(nn.Linear(2, 1)), CyCpMinimax(lr=0.1, local_steps=1), fed, rounds=600, batch_size=None,
+        participation=Cyclic([[0], [1, 2]]), dtype="float64", eval_every=600,
+    ).finish()  # fmt: skip
+    assert run.clients.problem.p == pytest.approx(
+        0.35
+    )  # clients' mean: 0.267, where w shrinks to 0.03 and less
+    assert run.z[:2].norm() > 0.3
+    assert run.metrics["grad_phi"] < 0.02  # not 0: from visit to visit the iterate goes round the saddle
+
+
+def test_shuffled_unequal_groups_are_not_computed_together():
+    def run(seed, groups):
+        return train(
+            AUC(nn.Linear(3, 1)), LocalSGDA(), binary(), rounds=1, seed=seed,
+            participation=Cyclic(groups, shuffle=True),
+        )  # fmt: skip
+
+    assert stackable([run(0, 3), run(1, 3)]) is None
+    assert "shuffled by the seed" in stackable([run(0, 4), run(1, 4)])
 
 
 def test_schedules():

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fedsaddle import ambiguity, clients, cohort, problem, projections, sampling
+from fedsaddle import ambiguity, clients, cohort, participation, problem, projections, sampling
 from fedsaddle.algorithms import (
     CODASCA,
     SCAFFOLD,
@@ -290,12 +290,14 @@ MUTATIONS = [
     Mutation("the margin dual is not clipped", auc, "alpha.clamp(0.0, _LARGEST_DUAL) if", "alpha if", by("published")),
     Mutation("the margin is one", auc, "(self.margin + z[..., -2:-1]", "(1.0 + z[..., -2:-1]", by("codasca-margin")),
     Mutation("the margin dual keeps p(1-p)", auc, "minus_dalpha = self._margin_step(z) * share", "minus_dalpha = self._margin_step(z) * share * p * (1 - p)", by("codasca-margin")),
+    Mutation("clients weigh equally in groups of any size", participation, "own / own.sum() / self.period", "own / n", test_core.test_unequal_groups_do_not_make_the_scores_collapse),
     # ---- empirical risk
     Mutation("the logistic loss has the wrong sign", erm, "-h, h))", "h, -h))", by("fedavg")),
     Mutation("the squared loss is not halved", erm, "(h - y) ** 2 / 2", "(h - y) ** 2", by("fedavg-squared")),
     Mutation("cross-entropy has the wrong sign", erm, "return -log_probability.gather", "return log_probability.gather", by("fedavg-cross_entropy")),
     # ---- CODASCA as published
     Mutation("published: not clipped", codasca_published, "(F.clamp(-bound, bound) - mem.c_k", "(F - mem.c_k", by("published")),
+    Mutation("published: a and b are clipped", codasca_published, "torch.full_like(bound[..., n:], float(\"inf\"))", "bound[..., n:]", by("published")),
     Mutation("published: no weight decay", codasca_published, "self.weight_decay * v)", "0 * v)", by("published")),
     Mutation("published: variates of clipped gradients", codasca_published, "gradients + F", "gradients + F.clamp(-bound, bound)", by("published")),
     Mutation("published: variates with prox", codasca_published, "gradients + F", "gradients + F + regular", by("published")),

@@ -141,6 +141,28 @@ def test_cyclic_visits_every_group_once_an_epoch(
     assert calendar(some, n, seed, groups).sum(axis=0).max() == 1
 
 
+@pytest.mark.parametrize("weights", [None, np.array([5.0, 1.0, 2.0, 3.0, 1.0])])
+@pytest.mark.parametrize(
+    "scheme",
+    [Full(), Uniform(1), Cyclic([[0], [1, 2, 3, 4]]), Cyclic(2), Cyclic([[3, 0], [1, 2, 4]], m=1), Cyclic(3, shuffle=True)],
+    ids=repr,
+)  # fmt: skip
+def test_shares_are_those_of_the_rounds_means(scheme: Participation, weights: np.ndarray | None) -> None:
+    n, rounds, total = 5, 6000, np.zeros(5)
+    for round in range(rounds):
+        ids = scheme.draw(n, 1, round).ids
+        own = np.ones(len(ids)) if weights is None else weights[ids]
+        total[ids] += own / own.sum() / rounds
+    shares = scheme.shares(n, 1, weights)
+    assert shares is not None
+    np.testing.assert_allclose(shares, total, atol=0.02)
+
+
+def test_shares_that_are_not_known() -> None:
+    assert Trace([[0, 1], [2]]).shares(3, 0) is None and Independent([0.1, 0.2]).shares(2, 0) is None
+    np.testing.assert_allclose(Independent(0.3).shares(4, 0), 0.25)
+
+
 def test_cyclic_groups_three_ways() -> None:
     def members(scheme: Cyclic) -> list[list[int]]:
         scheme.validate(7)

@@ -37,7 +37,7 @@ from fedsaddle import sampling
 from fedsaddle.aggregation import Rule
 from fedsaddle.cohort import Batching, Cohort
 from fedsaddle.errors import Diverged, FedsaddleError
-from fedsaddle.participation import Draw, Participation, Uniform
+from fedsaddle.participation import Draw, Full, Participation, Uniform
 from fedsaddle.problem import Problem, tree_map
 
 if TYPE_CHECKING:
@@ -150,6 +150,7 @@ class Clients(ABC):
         self.n_clients = federation.n_clients
         self.sizes = federation.sizes  # samples of each client [N]
         self.names = federation.names  # of the clients
+        self.federation = federation  # their data, but for `remote` ones
         self.unscaled = "x" in federation.data and federation.scaling is None  # features as the user has them
         self.seeds = tuple(seeds)  # one, or those of R replicas that are computed together
         self.participation = participation
@@ -225,6 +226,25 @@ class Clients(ABC):
         """Sample counts as weights [N], less their common divisor: whole numbers, 1 each where all are equal."""
         n = self.sizes.cpu()
         return (n // int(np.gcd.reduce(n.numpy()))).double()
+
+    def shares(self, by: str | None = None) -> Tensor | None:
+        """What each client's loss weighs in the objective that the rounds go down, [N] with sum 1; None: all equally.
+
+        Where the scheme does not know who comes how often, clients count as if they came alike.
+
+        Args:
+            by: how clients count in a mean, "clients" or "samples"; None: as the algorithm has it.
+        """
+        counting, of_all, by_reply = "clients", False, True
+        if self.algorithm is not None:
+            counting, of_all = self.algorithm.counting, self.algorithm.of_all
+            by_reply = self.algorithm.weighs_replies
+        scheme = Full() if of_all else self.participation
+        per = self.size_weights.numpy() if (by or counting) == "samples" else np.ones(self.n_clients)
+        q = scheme.shares(self.n_clients, self.seeds[0], per if by_reply else None)
+        if q is None or not by_reply:
+            q = per / per.sum() if q is None else q * per / (q @ per)
+        return None if (q == q[0]).all() else torch.from_numpy(q)
 
     def gather(self, work: Work, message: Any, *, who: Draw | None = None) -> Gathered:
         """One phase: send `message`, run `work` on every participant, return all replies [S, k]."""

@@ -286,7 +286,7 @@ class Split:
     Args:
         federation: the part: training, validation or test data.
         offload: keep what has more than one number a sample on the CPU, and bring it over piece by piece.
-        weights: clients count equally in the objective ("clients") or by their sample counts ("samples").
+        weights: what each client's loss weighs in the objective [N], sum 1; None: all equally.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class Split:
         device: torch.device,
         dtype: torch.dtype,
         offload: bool = False,
-        weights: str = "clients",
+        weights: Tensor | None = None,
     ) -> None:
         self._device = device
         self.data = federation.on_device(torch.device("cpu") if offload else device, dtype)
@@ -304,7 +304,7 @@ class Split:
         self.n_clients = federation.n_clients
         self.owner = torch.repeat_interleave(torch.arange(self.n_clients), federation.sizes).to(device)
         n = federation.sizes.to(device, torch.float64)
-        each = 1.0 / (self.n_clients * n) if weights == "clients" else (1.0 / n.sum()).expand_as(n)
+        each = 1.0 / (self.n_clients * n) if weights is None else weights.to(n) / n
         self.weights = each[self.owner].to(dtype)
         per_sample = sum(v[0].numel() for v in self.data.values())
         self._rows = max(1, _NUMBERS_AT_ONCE // per_sample)
@@ -341,7 +341,7 @@ class Split:
 
 
 def objective(problem: Problem, z: Tensor, split: Split) -> tuple[Tensor, Tensor]:
-    """f(z) = (1/N) sum_i f_i(z) [R] and its saddle field [R, 1, d], over all samples, at z [R, 1, d]."""
+    """f(z) = sum_i q_i f_i(z) [R], q_i the clients' weights, and its field [R, 1, d], over all samples, at z [R, 1, d]."""
     value, F = z.new_zeros(len(z), dtype=torch.float64), torch.zeros_like(z)
     for batch in split.pieces(len(z)):
         losses = problem.at_each(z, batch, lambda z, b: problem.losses(z, b.data) * b.w)

@@ -35,6 +35,7 @@ from fedsaddle.errors import FedsaddleError
 
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Shares = NDArray[np.float64]
 
 _ASKED, _FAILED, _SHUFFLED, _AVAILABLE = 0x70A1, 0x70A2, 0x70A3, 0x70A4
 
@@ -79,6 +80,15 @@ class Participation(ABC):
     def period(self) -> int:
         """Rounds after which the scheme begins again: one pass over all groups."""
         return 1
+
+    def shares(self, n: int, seed: int, weights: Shares | None = None) -> Shares | None:
+        """What the n clients weigh in a round's mean, on the average of many rounds: [n], sum 1.
+
+        Here in proportion to `weights` (None: equal ones), which is right where all clients come alike; a mean by weights
+        over a few of them comes near to it. None where it is not known.
+        """
+        q: Shares = np.ones(n) if weights is None else weights
+        return np.asarray(q / q.sum())
 
     def draw(self, n: int, seed: int, round: int, draw: int = 0) -> Draw:
         """Who of the n clients takes part in a round; `draw` numbers independent draws within the round."""
@@ -127,6 +137,9 @@ class Uniform(Participation):
     m: int
     replacement: bool = False
 
+    def shares(self, n: int, seed: int, weights: Shares | None = None) -> Shares | None:
+        return super().shares(n, seed, weights if self.m > 1 else None)  # who is alone is the mean
+
     def validate(self, n: int) -> None:
         super().validate(n)
         if not self.replacement:
@@ -158,6 +171,9 @@ class Independent(Participation):
         super().validate(n)
         if self._p.shape not in ((), (n,)):
             raise self._error(f"p must be one number or one for each of the {n} clients", self._p.size)
+
+    def shares(self, n: int, seed: int, weights: Shares | None = None) -> Shares | None:
+        return super().shares(n, seed, weights) if (self._p == self._p.flat[0]).all() else None
 
     def ask(self, n: int, seed: int, round: int, draw: int) -> Ids:
         return np.flatnonzero(_rng(_ASKED, seed, round, draw).random(n) < self._p)
@@ -220,6 +236,15 @@ class Cyclic(Participation):
         if wrong.size:
             got = f"client {wrong[0]} in {times[wrong[0]]}"
             raise self._error(f"each of the {n} clients must be in one group", got)
+
+    def shares(self, n: int, seed: int, weights: Shares | None = None) -> Shares:
+        """Groups weigh equally, and within its group each member, however large the group is (CyCp eq. (4))."""
+        everyone, q = Cyclic(self.groups, shuffle=self.shuffle), np.empty(n)
+        for g in range(self.period):
+            members = everyone.ask(n, seed, g, 0)
+            own = np.ones(len(members)) if weights is None or self.m == 1 else weights[members]
+            q[members] = own / own.sum() / self.period
+        return q
 
     def ask(self, n: int, seed: int, round: int, draw: int) -> Ids:
         if isinstance(self.groups, int):
@@ -294,6 +319,9 @@ class Trace(Participation):
         super().validate(n)
         for round, ids in enumerate(self._schedule):
             self._check_ids(ids, n, f"round {round}")
+
+    def shares(self, n: int, seed: int, weights: Shares | None = None) -> None:
+        return None  # those who recorded it know what it is a sample of
 
     def ask(self, n: int, seed: int, round: int, draw: int) -> Ids:
         recorded = len(self._schedule)

@@ -158,11 +158,6 @@ class Problem(ABC):
         return some
 
     @property
-    def of_equal_clients(self) -> bool:
-        """Whether it has constants that are right only where clients count equally."""
-        return False
-
-    @property
     def has_dual_statistics(self) -> bool:
         """Whether the dual can be computed from the primal and a few sums over samples."""
         return False

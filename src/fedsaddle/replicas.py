@@ -49,6 +49,8 @@ def stackable(runs: Sequence[Run]) -> str | None:
             return "problems differ"
         if mine.participation != other.participation or not _fixed_size(mine.participation):
             return "participation differs, or is of no fixed size without failures"
+        if not _alike(mine.shares(), other.shares()):
+            return "unequal groups are shuffled by the seed, so objectives differ"
         if type(run.algorithm) is not type(first.algorithm):
             return "algorithms differ"
         for f in fields(run.algorithm):
@@ -83,6 +85,10 @@ def _same(a: Any, b: Any) -> bool:
         elif x is not y and not (isinstance(x, (int, float, str, bool, type(None))) and x == y):
             return False
     return True
+
+
+def _alike(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b if a is None or b is None else torch.equal(a, b)
 
 
 def _same_modules(a: nn.Module, b: nn.Module) -> bool:

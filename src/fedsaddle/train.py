@@ -256,9 +256,10 @@ class Run:
         self.machine = machine
         self.clients = machine.clients(problem, federation, participation, batching, seed)
         self.clients.algorithm = algorithm
+        shares = self.clients.shares()
         parts = {"train": federation, "valid": federation.valid, "test": federation.test}
         self._splits = {
-            k: Split(v, machine.device, machine.dtype, machine.offload, algorithm.counting)
+            k: Split(v, machine.device, machine.dtype, machine.offload, shares if v is federation else None)
             for k, v in parts.items()
             if v is not None and self.clients.writes and not self.clients.remote
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,6 +60,8 @@ class Algorithm(ABC):
     # where clients count by samples: in the mean of their replies, or else in their own work
     weighs_replies: ClassVar[bool] = True
     pairwise: ClassVar[bool] = False  # whether it is made for problems on pairs of samples
+    # whether it goes to where all clients' fields cancel, however often each takes part; else those of its visits
+    of_all: ClassVar[bool] = False
     shared_dual: ClassVar[bool] = True  # whether the y of State.z is the dual; else each client has its own
 
     @property
@@ -80,12 +81,6 @@ class Algorithm(ABC):
             raise FedsaddleError(
                 f"{me}: cannot learn {it}, whose losses are of pairs of samples at different clients; use CyCpPairwise or "
                 "RSPairwise, or pose the problem as AUC"
-            )
-        if self.counting == "samples" and problem.of_equal_clients:
-            warnings.warn(
-                f"{type(self).__name__}: weights = 'samples' with p = 'client_mean' gives one class more weight than the "
-                "other where sites are unequal, and can cost AUC; use p = 'pooled'",
-                stacklevel=1,  # one place for all callers: said once
             )
 
     def _require_positive(self, *names: str) -> None:

@@ -28,7 +28,7 @@ where c_k = F_k(z) and c = sum_k p_k F_k(z) = 0, no client moves.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,6 +81,7 @@ class CODASCA(ProximalStages):
     reset_variates: bool = True
     weights: Literal["clients", "samples"] = "clients"
 
+    of_all: ClassVar[bool] = True
     cites = YUAN_2021
 
     def __post_init__(self) -> None:

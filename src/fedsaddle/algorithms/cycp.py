@@ -23,7 +23,7 @@ when the period ends, and renew their own variate when they are visited next; it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -162,6 +162,7 @@ class AmplifiedSCAFFOLD(Algorithm):
     amplification: float = 1.5
     period: int = 10
 
+    of_all: ClassVar[bool] = True
     cites = Citation(
         "crawshaw2024federated",
         "Crawshaw, Michael and Liu, Mingrui",

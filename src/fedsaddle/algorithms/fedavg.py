@@ -23,7 +23,7 @@ sum_k (n_k/n) c_k of all N, and its clients step along the weighted field, so th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -165,6 +165,7 @@ class SCAFFOLD(Algorithm):
     local_steps: int = 10
     weights: Literal["clients", "samples"] = "clients"
 
+    of_all: ClassVar[bool] = True
     cites = Citation(
         "karimireddy2020scaffold",
         "Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and Stich, Sebastian and "

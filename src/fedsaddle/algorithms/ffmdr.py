@@ -123,6 +123,7 @@ class FFMDR(Algorithm):
     )
     shared_dual: ClassVar[bool] = False
     weighs_replies: ClassVar[bool] = False
+    of_all: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._require_positive("beta", "lr", "epochs", "accuracy", "relaxation")

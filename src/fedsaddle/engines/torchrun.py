@@ -80,7 +80,7 @@ class Torchrun(Simulation):
             )
         self._stand_in = own[0]
         self.n_clients, self.sizes = federation.n_clients, federation.sizes  # an algorithm sees all
-        self.names = federation.names
+        self.names, self.federation = federation.names, federation
         self.writes = self.rank == 0
         self.spent = dict.fromkeys(("work", "evaluation", "waiting", "communication"), 0.0)  # by this rank
         self._known: Exception | None = None  # the last error that all ranks have heard of

@@ -10,10 +10,12 @@
 
     F = (1-p)(h-a)^2 1+  +  p(h-b)^2 1-  +  2(1+alpha)(p h 1- - (1-p) h 1+)  -  p(1-p) alpha^2
 
-Deviations: p is a global constant found by one set-up exchange of two integers a client (docs/mathematics.md). By default it
-is the unweighted mean of the clients' ratios, which makes F the pairwise square loss when clients weigh equally. Where the
-algorithm weighs them by their samples (weights="samples"), "pooled" does: then F is the pairwise square loss, and alpha the
-difference of the class means, of all samples in one pool. The other p of each mixture weighs one class more than the other.
+Deviations: p is a global constant found by one set-up exchange of two integers a client (docs/mathematics.md). It must be
+the positive ratio of the mixture of clients that the rounds go down; then F is the pairwise square loss of that mixture, and
+alpha the difference of its class means. By default it is the mean of the clients' ratios, each weighed as in a long run:
+equally, but for cyclic participation, where groups weigh equally (CyCp eq. (4)), so that the members of a small one count
+more. Where the algorithm weighs clients by their samples (weights="samples"), "pooled" is the ratio. With another p a model
+that has a bias collapses: f then has its lowest phi where all scores are one constant. A run warns of it where it can tell.
 `dual="margin"` is the form of the public CODASCA and LibAUC code, whose dual step is not the gradient of F: it uses a and
 b in place of the class means and drops the factor p(1-p).
 """
@@ -31,12 +33,15 @@ from torch import Tensor
 from fedsaddle import metrics
 from fedsaddle.clients import Clients
 from fedsaddle.cohort import Cohort
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, warn
 from fedsaddle.federation import Federation
 from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.problem import Batch, Data, ModelProblem
 
 _LARGEST_DUAL = 999.0  # the public code's upper bound on A
+
+
+_SAME_RATIO = 0.01  # of the rarer class: how far p may be off, for numbers that users have rounded
 
 
 class ClassSums(NamedTuple):
@@ -54,7 +59,8 @@ class AUC(ModelProblem):
 
     Args:
         model: module with one output, the score.
-        p: positive ratio: "client_mean" (mean of the clients' ratios), "pooled", or a number in (0, 1).
+        p: positive ratio: "client_mean" (mean of the clients' ratios; of the groups' means where groups take turns),
+            "pooled" (of all samples), or a number in (0, 1).
         dual: "gradient" (the papers) or "margin" (the public code).
         margin: m of the margin mode.
         positive: index of the class that counts as positive (federation.classes[positive]); all others are negative.
@@ -176,22 +182,42 @@ class AUC(ModelProblem):
             )
         return self.p
 
-    @property
-    def of_equal_clients(self) -> bool:
-        return self.p == "client_mean"
-
     def prepare(self, clients: Clients) -> Self:
         if not isinstance(self.p, str):
+            if not clients.remote:
+                own = clients.federation
+                positive = (own.data["y"].cpu() == self.positive).double()
+                n_pos = torch.zeros(own.n_clients, dtype=torch.float64).index_add_(0, own.owners, positive)
+                self._compare(self.p, n_pos / own.sizes, clients)
             return self
         counts = clients.gather(self.class_counts, None, who=clients.everyone()).replies  # [N, 2]
-        n_pos, n = counts.double().unbind(-1)
-        p = (n_pos / n).mean() if self.p == "client_mean" else n_pos.sum() / n.sum()
+        n_pos, n = counts.double().cpu().unbind(-1)
+        p = _mean(n_pos / n, clients.shares("clients")) if self.p == "client_mean" else n_pos.sum() / n.sum()
         if not 0.0 < p < 1.0:
             which = "positive" if p == 0 else "negative"
             raise FedsaddleError(
                 f"AUC: no client has {which} examples (class {self.positive} is positive); AUC needs both classes somewhere"
             )
+        self._compare(float(p), n_pos / n, clients)
         return replace(self, p=float(p))
+
+    def _compare(self, p: float, ratios: Tensor, clients: Clients) -> None:
+        """Warn of a p that is not the positive ratio of the mixture that the run goes down: then scores collapse."""
+        known = clients.participation.shares(clients.n_clients, clients.seeds[0]) is not None
+        if clients.algorithm is None or not known or not clients.writes:
+            return
+        pi, sizes = float(_mean(ratios, clients.shares())), clients.size_weights
+        if pi in (0.0, 1.0) or abs(p - pi) <= _SAME_RATIO * min(pi, 1 - pi):
+            return
+        pooled = float(ratios @ sizes / sizes.sum())
+        names = {"client_mean": float(_mean(ratios, clients.shares("clients"))), "pooled": pooled}
+        remedy = next((f"'{name}'" for name, value in names.items() if abs(value - pi) < 1e-12), f"{pi:.6g}")
+        said = f"'{self.p}' ({p:.4g})" if isinstance(self.p, str) else f"{p:.4g}"
+        warn(
+            f"{type(clients.algorithm).__name__}: p = {said} is not the positive ratio {pi:.4g} of the mixture of clients "
+            "that this run goes down (by their weights and participation), so the scores of a model with a bias collapse to "
+            f"one constant; use p = {remedy}"
+        )
 
     def class_counts(self, cohort: Cohort, message: None) -> tuple[Tensor, None]:
         """Client work of the set-up phase: (positives, samples) [S, 2]."""
@@ -265,3 +291,7 @@ class AUC(ModelProblem):
             Evaluation(values | {"phi": phi, "grad_phi": norm, "dual_distance": off}, by_client)
             for (values, by_client), (phi, norm, off) in zip(ranks, closed, strict=True)
         ]
+
+
+def _mean(ratios: Tensor, weights: Tensor | None) -> Tensor:
+    return ratios.mean() if weights is None else ratios @ weights
