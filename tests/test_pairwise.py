@@ -440,6 +440,11 @@ def test_partial_auc_of_one_class_is_undefined() -> None:
     assert np.isnan(metrics.partial_auc(torch.randn(4), torch.ones(4, dtype=torch.bool), 0.3))
 
 
+def test_scores_that_are_nan_have_no_auc() -> None:
+    scores, positive = torch.tensor([torch.nan, 0.2, 0.3, 0.4]), torch.tensor([True, False, True, False])
+    assert np.isnan(metrics.auc(scores, positive)) and np.isnan(metrics.partial_auc(scores, positive, 0.3))
+
+
 def test_retrieval_counts_neighbours_of_ones_own_class() -> None:
     gallery = torch.tensor([[0.0], [0.1], [1.0], [1.1]])
     classes, owner = torch.tensor([0, 1, 1, 1]), torch.tensor([0, 1, 1, 0])

@@ -41,7 +41,8 @@ class Interval(NamedTuple):
 
 
 def auc(scores: Tensor, positive: Tensor) -> float:
-    """Exact area under the ROC curve; a tie between a positive and a negative counts one half. NaN with one class.
+    """Exact area under the ROC curve; a tie between a positive and a negative counts one half. NaN with one class or a
+    score that is NaN.
 
     Args:
         scores: [n].
@@ -103,8 +104,11 @@ def _delong(scores: Tensor, positive: Tensor, contrast: list[float]) -> tuple[fl
 def partial_auc(scores: Tensor, positive: Tensor, max_fpr: float) -> float:
     """Exact area under the ROC curve up to a false positive rate, as a share of what a perfect ranking has there.
 
-    Between two thresholds the curve is a straight line, so ties count one half, as in `auc`. NaN with one class.
+    Between two thresholds the curve is a straight line, so ties count one half, as in `auc`. NaN with one class or a
+    score that is NaN.
     """
+    if scores.isnan().any():
+        return math.nan
     scores, positive = scores.double(), positive.double()
     order = scores.argsort(descending=True)
     scores, positive = scores[order], positive[order]
