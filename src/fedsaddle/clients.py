@@ -256,7 +256,10 @@ class Clients(ABC):
         )
 
     def sample(self, m: int | None = None, p: np.ndarray | None = None) -> Draw:
-        """Participants drawn anew: by the run's scheme, m distinct of all, or m with probabilities p (with replacement)."""
+        """Participants drawn anew: by the run's scheme, m distinct of all, or m with probabilities p (with replacement).
+
+        With m they are drawn from all N clients, also from those whom the scheme would not ask in this round.
+        """
         self._draws += 1
         if m is None:
             return self._draw(self._draws)

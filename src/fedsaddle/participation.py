@@ -300,7 +300,10 @@ class Markov(Participation):
 
 @dataclass(frozen=True)
 class Trace(Participation):
-    """Replay of a recorded schedule; all draws within a round are the recorded one.
+    """Replay of a recorded schedule; all draws by the scheme within a round are the recorded one.
+
+    A method that asks for clients of its own (`Clients.sample(m)`: a large cohort of spider and svrg, DRFA's
+    clients) draws them from all, whoever was recorded.
 
     rounds: the client ids of each round (an id given twice was drawn twice); or the path of a file.
             A `.csv` file has the columns round,client; any other is JSON lines such as a run's history.jsonl,

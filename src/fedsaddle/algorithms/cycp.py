@@ -15,7 +15,9 @@ sampling.
     gamma_amp, P             | amplification, period (rounds; G is one cycle)
 
 Deviations: gradients are those of the proximal f^s, at the old point (E2.2); alpha travels along (E2.3). RS-Minimax is the
-same method under uniform participation. The amplified baselines take all of z along, so they serve min-max problems too.
+same method under uniform participation. Amplified SCAFFOLD takes all of z along, so it serves min-max problems too;
+Amplified FedAvg and CyCp-FedAvg minimise, as FedAvg does. Where the problem projects, clients do after every local step, and
+the server does with an amplified point and with FedAvg's step.
 Amplified SCAFFOLD's clients send the change of their period's mean gradient at each visit, since a group cannot be reached
 when the period ends, and renew their own variate when they are visited next; it is not used in between.
 """

@@ -15,7 +15,8 @@ updates its estimate e of the mean field. In the second other clients take local
 by what their own field has changed since. Clients remember nothing.
 
 Deviations: u and v are both averaged over S' (E1.1); rounds count from 0 (E1.2), those in which nobody answers not at all;
-SPIDER asks a large cohort in the first phase alone. SVRG and the averaged gradient are only named in the paper's Remark 1;
+SPIDER asks a large cohort in the first phase alone, of all N clients, also of those that the scheme (groups, a trace) would
+not ask then. SVRG and the averaged gradient are only named in the paper's Remark 1;
 their forms here are the usual ones, of clients in place of samples. The point that an estimator does not need in a round
 (the first one, a fresh start) is not sent.
 """
@@ -151,7 +152,8 @@ class FedSGDA(Algorithm):
         decay: exponent of the step sizes, >= 0; None: the estimator's own (1/3 for storm and averaged, else 0).
         momentum: c_alpha >= 0; storm and averaged use alpha_r = min(1, momentum / (r+1)^(2 decay)).
         period: spider and svrg start afresh every so many rounds; None: in the first round only.
-        large_cohort: how many clients are asked then; None: the square of a round's participants, at most all.
+        large_cohort: how many are asked then, of all clients, whomever the scheme has in turn; None: the square of a round's
+            participants, at most all.
 
     Example:
         >>> import fedsaddle as fs

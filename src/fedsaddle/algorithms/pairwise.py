@@ -20,8 +20,9 @@ scores (lines 23-24), and later stages go on with the pools that they find. Samp
 clients need not shuffle them again; where a pool is smaller than I B, all of it is sent again and again. A side of which an
 epoch brought no score keeps its older pool. RS-Pairwise is the same method under uniform participation, where an epoch is
 one round. FeDXL2 is written for the outer function of partial AUC, f(g) = T log g of g = E exp(psi / T), in logarithms:
-f'(u) times the derivative of exp(psi / T) is exp(psi / T - log u) psi'. A sample's u starts at its first g; a passive
-positive whose u is not known yet has the g of the active negatives that it meets.
+f'(u) times the derivative of exp(psi / T) is exp(psi / T - log u) psi'. Its moving average of gradients starts at 0, in the
+public code at the first gradient: with momentum < 1 the first steps are shorter here. A sample's u starts at its first g; a
+passive positive whose u is not known yet has the g of the active negatives that it meets.
 """
 
 from __future__ import annotations
