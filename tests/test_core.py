@@ -1,5 +1,6 @@
 """The machinery under the algorithms: flat parameters, fields, engines, custom problems, projections, client memory."""
 
+import dataclasses
 import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from fedsaddle.algorithms import (
     CODA,
     CODASCA,
     SCAFFOLD,
+    AmplifiedFedAvg,
+    AmplifiedSCAFFOLD,
     CODAPlus,
     CyCpMinimax,
     FedAvg,
@@ -991,6 +994,25 @@ def test_unequal_groups_do_not_make_the_scores_collapse():
     )  # clients' mean: 0.267, where w shrinks to 0.03 and less
     assert run.z[:2].norm() > 0.3
     assert run.metrics["grad_phi"] < 0.02  # not 0: from visit to visit the iterate goes round the saddle
+
+
+@pytest.mark.parametrize("algorithm, name, problem", [
+    (CyCpMinimax(local_steps=1, stage_rounds=4), "stage_rounds", AUC),
+    (AmplifiedSCAFFOLD(local_steps=1), "period", AUC),
+    (AmplifiedFedAvg(local_steps=1), "period", ERM),
+])  # fmt: skip
+def test_stages_and_periods_that_end_within_an_epoch_are_said(algorithm, name, problem):
+    def start(algorithm):
+        train(problem(nn.Linear(3, 1)), algorithm, binary(), rounds=2, participation=Cyclic(3)).finish()
+
+    with pytest.warns(
+        UserWarning, match=f"{name} = .* is no multiple of the 3 rounds .*; use {name} = "
+    ) as said:
+        start(algorithm)
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start(dataclasses.replace(algorithm, **{name: 6}))
 
 
 def test_shuffled_unequal_groups_are_not_computed_together():

@@ -364,6 +364,10 @@ def test_what_would_not_be_learned_is_said() -> None:
         train(RSPairwise(local_steps=1), rounds=6, participation=Cyclic(3))
     with pytest.warns(UserWarning, match="stage_rounds = 4 is no multiple of the 3 rounds of an epoch"):
         train(CyCpPairwise(local_steps=1, stage_rounds=4), rounds=6, participation=Cyclic(3))
+    with pytest.warns(
+        UserWarning, match="CyCpPairwise: groups are of unequal sizes, .* use groups of equal sizes"
+    ):
+        train(CyCpPairwise(local_steps=1), rounds=6, participation=Cyclic([[0], [1, 2, 3, 4, 5]]))
 
 
 # -------------------------------------------------------------------------------------------------- relations

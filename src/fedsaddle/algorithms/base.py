@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from fedsaddle.clients import Clients
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, warn
 from fedsaddle.problem import Problem
 
 
@@ -81,6 +81,16 @@ class Algorithm(ABC):
             raise FedsaddleError(
                 f"{me}: cannot learn {it}, whose losses are of pairs of samples at different clients; use CyCpPairwise or "
                 "RSPairwise, or pose the problem as AUC"
+            )
+
+    def _advise_whole_epochs(self, name: str, clients: Clients) -> None:
+        """Warn, when a run starts, of a number of rounds that ends within a pass over all groups."""
+        rounds, epoch = getattr(self, name), clients.participation.period
+        if clients.round == 0 and rounds is not None and rounds % epoch:
+            whole = epoch * -(-rounds // epoch)
+            warn(
+                f"{type(self).__name__}: {name} = {rounds} is no multiple of the {epoch} rounds of an epoch (a pass over "
+                f"all groups), so it ends within one and some groups count more than others; use {name} = {whole}"
             )
 
     def _require_positive(self, *names: str) -> None:

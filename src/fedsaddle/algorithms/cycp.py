@@ -32,6 +32,7 @@ from torch import Tensor
 
 from fedsaddle.algorithms.base import Algorithm, Citation
 from fedsaddle.algorithms.coda import CODAPlus
+from fedsaddle.algorithms.coda import State as Stage
 from fedsaddle.algorithms.fedavg import FedAvg
 from fedsaddle.algorithms.fedavg import State as Iterate
 from fedsaddle.clients import Clients, Control
@@ -67,6 +68,10 @@ class CyCpMinimax(CODAPlus):
     @classmethod
     def outputs(cls) -> tuple[str, ...]:
         return ("rounds", "last")
+
+    def round(self, s: Stage, clients: Clients) -> Stage:
+        self._advise_whole_epochs("stage_rounds", clients)
+        return super().round(s, clients)
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,7 @@ class AmplifiedFedAvg(FedAvg):
         return AmplifiedState(z, z, 0)
 
     def round(self, s: AmplifiedState, clients: Clients) -> AmplifiedState:  # type: ignore[override]
+        self._advise_whole_epochs("period", clients)
         z = super().round(Iterate(s.z), clients).z
         if (s.round + 1) % self.period:
             return AmplifiedState(z, s.anchor, s.round + 1)
@@ -186,6 +192,7 @@ class AmplifiedSCAFFOLD(Algorithm):
         return Memory(zero, zero, none, none - 1)
 
     def round(self, s: State, clients: Clients) -> State:
+        self._advise_whole_epochs("period", clients)
         period = Control.of(float(s.round // self.period), s.z)
         mean, share = clients.mean(self.corrected_steps, Down(s.z, s.c, period))
         z, coming = mean.z, s.coming + share * mean.dc

@@ -180,15 +180,17 @@ class CyCpPairwise(Stagewise):
 
     def _advise(self, clients: Clients) -> None:
         """Warn of settings under which nothing, or something else, is learned."""
-        me, period, stage = type(self).__name__, clients.participation.period, self.stage_rounds
+        me, period = type(self).__name__, clients.participation.period
         if clients.rounds is not None and clients.rounds <= period:
             warn(
                 f"{me}: the first {period} rounds (one pass over all groups) only collect scores, so {clients.rounds} "
                 "rounds leave the model as it is; train for more"
             )
-        if stage is not None and stage % period:
+        self._advise_whole_epochs("stage_rounds", clients)
+        if clients.shares() is not None and period > 1:
             warn(
-                f"{me}: stage_rounds = {stage} is no multiple of the {period} rounds of an epoch; stages end within one"
+                f"{me}: groups are of unequal sizes, for which the two halves of a gradient are out of proportion (visits "
+                "count groups, but the weights of owners and the pools count clients); use groups of equal sizes"
             )
 
     @staticmethod

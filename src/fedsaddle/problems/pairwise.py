@@ -12,7 +12,8 @@ CyCp eq. (9), FeDXL (Guo et al. 2023). With D1_i, D2_i the two sides of client i
 
 Clients may lack a side, which the paper leaves open: the means then are over the clients that own it. Only they have that
 half of the gradient, which weighs N / N_k where N_k of N clients own side k, so that the mean over clients is the gradient
-of F. Who owns what is found by one set-up exchange of two integers a client.
+of F; under cyclic participation that is the mean of the visits where groups are of equal sizes. Who owns what is found by
+one set-up exchange of two integers a client.
 """
 
 from __future__ import annotations
