@@ -75,11 +75,14 @@ def pieces() -> None:
 
 MUTATIONS = [
     # ---- distributionally robust learning
-    Mutation("c by the old weights", scaffpd, "c = self._of(lam, s, who) @ heard.gradient", "c = self._of(self._weights(s, clients), s, who) @ heard.gradient", by("scaff_pd")),
+    Mutation("c by the old weights", scaffpd, "c = self._of(by, s, who) @ heard.gradient", "c = self._of(old, s, who) @ heard.gradient", by("scaff_pd")),
     Mutation("extrapolation the other way", scaffpd, "(1 + theta) * now - theta * before", "(1 - theta) * now + theta * before", by("scaff_pd")),
-    Mutation("the direction by equal weights", scaffpd, "direction = c + self._of(lam, s, who) @ (delta - c)", "direction = delta.mean(-2, keepdim=True)", by("scaff_pd")),
+    Mutation("the direction by equal weights", scaffpd, "direction = c + self._of(by, s, who) @ (delta - c)", "direction = delta.mean(-2, keepdim=True)", by("scaff_pd")),
     Mutation("those who answer stand for themselves alone", scaffpd, "own * (lam.shape[-1] / own.shape[-1]) /", "own /", by("scaff_pd-some")),
-    Mutation("no c where nobody was asked", scaffpd, "direction = c + self._of(lam, s, who) @ (delta - c)", "direction = self._of(lam, s, who) @ delta", by("scaff_pd-some")),
+    Mutation("sums over a part by weights that follow who took part", scaffpd, "else old  #", "else lam  #", by("scaff_pd-some")),
+    Mutation("participants weigh too little while losses fall", scaffpd, "else old  #", "else lam  #", partial(test_robust.test_a_part_of_the_clients_gets_near_the_robust_optimum, 0)),
+    Mutation("the weights of a part follow the draw", scaffpd, "else old  #", "else lam  #", test_robust.test_the_weights_of_a_part_do_not_follow_who_takes_part),
+    Mutation("no c where nobody was asked", scaffpd, "direction = c + self._of(by, s, who) @ (delta - c)", "direction = self._of(by, s, who) @ delta", by("scaff_pd-some")),
     Mutation("flipped correction", scaffpd, "g - c_k + m.c if", "g + c_k - m.c if", by("scaff_pd")),
     Mutation("Delta is not divided by J", scaffpd, "(z - u) / (m.lr * self.local_steps)", "(z - u) / m.lr", by("scaff_pd")),
     Mutation("gamma grows, tau does not shrink", scaffpd, "tau * (gamma / new) ** 0.5, new", "tau, new", by("scaff_pd-growing")),

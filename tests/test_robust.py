@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -296,7 +297,7 @@ def test_a_cohort_of_weight_0_does_not_move_x_or_stop_the_run(kind: type, spec: 
     asked = [set(Uniform(2).draw(N, harness.SEED, r).ids.tolist()) for r in range(40)]
     still = 0
     for r in range(1, 40):
-        lam = got.states[r if kind is ScaffPD else r - 1].lam[0]
+        lam = got.states[r - 1].lam[0]  # by what was before the round
         if all(lam[i] == 0 for i in asked[r]):
             still += 1
             np.testing.assert_array_equal(got.z[r], got.z[r - 1])
@@ -316,6 +317,36 @@ def test_partial_participation_is_unbiased() -> None:
             np.testing.assert_allclose(np.mean(parts, axis=0), whole, rtol=0, atol=1e-12)
         else:  # the local steps follow c, which differs from pair to pair
             np.testing.assert_allclose(np.mean(parts, axis=0), whole, rtol=0, atol=2e-3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Uneven(ambiguity.Chi2):
+    """A chi2 set that starts from unequal weights."""
+
+    def start(self, n: int, like: torch.Tensor) -> torch.Tensor:
+        return torch.arange(1, n + 1).to(like) / (n * (n + 1) / 2)
+
+
+def test_the_weights_of_a_part_do_not_follow_who_takes_part() -> None:
+    """With one local step the mean over all pairs is the step of all by the weights before the round, exactly."""
+    algorithm = ScaffPD(ambiguity=Uneven(0.1), tau=0.3, sigma=1.0, local_steps=1)
+    pairs = [(i, j) for i in range(N) for j in range(i)]
+    ends = [run(algorithm, rounds=1, participation=harness.Fixed(ids=p)) for p in pairs]
+    lam = Uneven().start(N, torch.zeros(1, dtype=torch.float64)).numpy()
+    want = START - 0.3 * lam @ parts(START)[1]
+    np.testing.assert_allclose(np.mean([e.z[0] for e in ends], axis=0), want, rtol=0, atol=1e-12)
+    after = np.array([e.states[0].lam[0].numpy() for e in ends])
+    assert np.ptp(after, axis=0).max() > 0.05  # those after it do follow them
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_part_of_the_clients_gets_near_the_robust_optimum(seed: int) -> None:
+    """By the new weights participants weigh too little: after 50 rounds these are still 0.2 away and more."""
+    problem = RobustRegression(10, rho=0.1)
+    fed = robust_regression_federation(clients=10, heterogeneity=0.03, seed=seed)
+    algorithm = ScaffPD(ambiguity="chi2(0.1)", tau=0.1, sigma=1.0, theta=0.9, local_steps=5)
+    z = drive(algorithm, problem, fed, 50, batching=FULL, participation=Uniform(2)).z[-1]
+    assert np.linalg.norm(z - problem.optimum(fed)[0].numpy()) < 0.05
 
 
 class Most(ambiguity.Ambiguity):

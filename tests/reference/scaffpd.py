@@ -369,6 +369,9 @@ def scaff_pd(
 
     who(r): only these M take part. The others keep their last loss (before the first, the mean of those heard); sums over
     clients become N/M times those of the participants, and the direction of x is c + (N/M) sum lambda_i (Delta_i - c).
+    Where they are fewer than N, c and the direction are by lambda_before: the new weights follow who took part (their
+    losses are fresh, the others' stale), and N/M times a sum over the M estimates that over all N without bias only for
+    weights that do not.
 
     Steps: schedule(r) -> (tau_r, sigma_r, theta_r), or the constants tau, sigma, theta. The clients' step is eta_l
     in every round or, with eta_g, tau_r / (local_steps eta_g): one of the two is to be given.
@@ -415,9 +418,10 @@ def scaff_pd(
         s = (1 + theta_r) * L - theta_r * L_before
         lambda_before = lam
         lam = ambiguity.prox(s, lambda_before, sigma_r)
+        used = lam if len(here) == N else lambda_before
         c = np.zeros(len(x))
         for i in here:
-            c += N / len(here) * lam[i] * c_i[i]
+            c += N / len(here) * used[i] * c_i[i]
 
         local = {}
         delta = []
@@ -438,7 +442,7 @@ def scaff_pd(
         else:
             way += c
             for i in here:
-                way += N / len(here) * lam[i] * (delta[i] - c)
+                way += N / len(here) * used[i] * (delta[i] - c)
         x = x - tau_r * way
 
         trajectory.append(x.copy())

@@ -19,9 +19,12 @@ Deviations: in the first round L^{r-1} = L^r (E5.1). c is the mean by the new we
 shrinks tau, as the proof of Lemma B.3 has it (E5.3). eta_l follows from tau (E5.4). AFL's output is the last iterate, not
 the running average. AgnosticFedAvg is from what is recalled of it: its paper was not at hand.
 
-Where not all clients take part: a client that does not keeps its last loss, and sums over all clients are estimated by N/M
-times those over the M that do, c + (N/M) sum_i lambda_i (Delta_i - c) for the direction of x. That is unbiased where all are
-equally likely to take part, but lambda follows stale losses, noise does not vanish, and the theorems do not apply.
+Where not all clients take part (the paper has all): a client that does not keeps its last loss, and sums over all clients
+are estimated by N/M times those over the M that do, c + (N/M) sum_i lambda_i (Delta_i - c) for the direction of x. There
+lambda is lambda^r. lambda^{r+1} follows who takes part: their losses have fallen and are extrapolated, those of absent
+clients are still what they were, so participants would weigh too little. By lambda^r, which the draw does not change, the
+estimates are unbiased given lambda^r where all are equally likely to take part. But lambda follows stale losses, noise does
+not vanish, and the theorems do not apply.
 """
 
 from __future__ import annotations
@@ -105,7 +108,8 @@ class Down(NamedTuple):
 class ScaffPD(Robust):
     """SCAFF-PD: drift-corrected local steps for the worst mixture of clients; two phases a round.
 
-    With a part of the clients a round, weights follow the last losses heard of, and steps are noisy estimates.
+    With a part of the clients a round, weights follow the last losses heard of, and steps are noisy estimates by the weights
+    of the round before.
 
     Args:
         tau: step of x on gradients.
@@ -163,12 +167,14 @@ class ScaffPD(Robust):
         who, heard = clients.gather(self.losses_and_gradients, Down(point, None))
         now = self._heard(s, clients, who, heard.loss)
         before = now if s.losses is None else s.losses
-        lam = psi.prox(self._weights(s, clients), (1 + theta) * now - theta * before, sigma)
-        c = self._of(lam, s, who) @ heard.gradient  # by the new weights
+        old = self._weights(s, clients)
+        lam = psi.prox(old, (1 + theta) * now - theta * before, sigma)
+        by = lam if who.shape[-1] == clients.n_clients else old  # the draw has no part in those
+        c = self._of(by, s, who) @ heard.gradient
         lr = Control.of(tau / (self.local_steps * self.server_lr), s.z)
         who, (delta,) = clients.gather(self.corrected_steps, Down(point, c, lr))
-        direction = c + self._of(lam, s, who) @ (delta - c)  # where all take part, sum_i lambda_i Delta_i
-        scale = lam.sum(-1, keepdim=True)  # 1, but for sets whose weights need not sum to one
+        direction = c + self._of(by, s, who) @ (delta - c)  # where all take part, sum_i lambda_i Delta_i
+        scale = by.sum(-1, keepdim=True)  # 1, but for sets whose weights need not sum to one
         z = clients.problem.prox(s.z - tau * scale * direction, tau)
         return State(z, lam, now, s.round + 1, Monitors(psi.value(now), lam.amax(-1, keepdim=True)))
 
