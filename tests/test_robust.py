@@ -157,6 +157,7 @@ def test_capped_simplex(cap: float) -> None:
         (lambda: QFedAvg(q=-1.0), "q must be >= 0, got -1.0"),
         (lambda: QFedAvg(server_lr=0.5), "leave out server_lr and weights"),
         (lambda: AgnosticFedAvg(ambiguity="chi2(0.1)"), "AgnosticFedAvg: ambiguity must be 'afl', got 'chi2(0.1)'"),
+        (lambda: DeltaFL(weights="samples"), "DeltaFL: clients always count by their samples, got weights = 'samples'"),
         (lambda: DeltaFL(tail=0.0), "tail must be above 0 and at most 1, got 0.0"),
         (lambda: RobustRegression(0), "dim must be >= 1"),
     ],
@@ -349,6 +350,16 @@ def test_a_part_of_the_clients_gets_near_the_robust_optimum(seed: int) -> None:
     assert np.linalg.norm(z - problem.optimum(fed)[0].numpy()) < 0.05
 
 
+def test_weights_that_are_all_zero_stop_x_for_a_round() -> None:
+    """q_ffl's may be, where losses fall fast and are extrapolated."""
+    fed, problem = robust_regression_federation(scale=3.0), RobustRegression(10)
+    algorithm = ScaffPD(ambiguity="q_ffl(1)", tau=0.01, sigma=1.0, theta=0.9, local_steps=5)
+    got = drive(algorithm, problem, fed, 60, batching=FULL)
+    assert np.isfinite(got.z).all()
+    none = [r for r in range(1, 60) if (got.states[r].lam == 0).all()]
+    assert none and all((got.z[r] == got.z[r - 1]).all() for r in none)
+
+
 class Most(ambiguity.Ambiguity):
     """A set of one's own: no client weighs more than a half."""
 
@@ -494,6 +505,28 @@ def test_drfa_without_dual_steps_draws_like_uniform_with_replacement() -> None:
     np.testing.assert_allclose(got.z[0], want, rtol=0, atol=1e-12)
 
 
+def test_drfa_estimates_losses_by_those_who_answered() -> None:
+    """Where a site fails, N over the number of those who answered: what it is where they alone were asked."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Failing(Uniform):
+        def ask_these(self, ids: Any, seed: int, round: int, draw: int) -> Any:
+            out = super().ask_these(ids, seed, round, draw)
+            return out._replace(
+                answered=out.answered & ((draw == 1) | (out.ids < 4))
+            )  # of those asked for losses
+
+    got = run(DRFA(lr=0.1, local_steps=1, dual_lr=0.01), rounds=1, participation=Failing(N))
+    clients = harness.connect(erm(), binary(), batching=FULL, participation=Failing(N))
+    clients.begin(0)
+    clients.sample(N, np.full(N, 1 / N))
+    assert clients.sample(N).answered.sum() == 4
+    x = got.z[0]  # the only local step is the snapshot
+    v = np.where(np.arange(N) < 4, N / 4 * parts(x)[0], 0.0)
+    want = ref_robust.project_simplex(1 / N + 0.01 * v)
+    np.testing.assert_allclose(got.states[0].lam[0], want, rtol=0, atol=1e-12)
+
+
 def test_robust_methods_lower_the_largest_loss() -> None:
     def largest(algorithm: fs.Algorithm) -> float:
         return float(parts(run(algorithm, rounds=150).z[-1])[0].max())
@@ -587,6 +620,10 @@ def test_a_weight_that_was_rounded_away_comes_back() -> None:
     for _ in range(3):
         lam = algorithm.dual_step(lam, torch.tensor([[9.0, 0.0]]))
     assert lam[0, 0] > 0.99
+
+
+def test_delta_fl_says_that_it_counts_by_samples() -> None:
+    assert DeltaFL().counting == "samples" and FedAvg().counting == "clients"
 
 
 def test_delta_fl_trains_the_tail_alone() -> None:

@@ -7,7 +7,7 @@ DRFA: Deng, Kamani, Mahdavi 2020. q-FedAvg: Li, Sanjabi, Beirami, Smith 2020. De
     lambda, gamma (DRFA)      | lam, dual_lr
     tau, t' (DRFA)            | local_steps, snapshot: the model after step t' in 1..tau
     q, L = 1/eta (q-FedAvg)   | q, 1/lr
-    theta (Delta-FL)          | tail: which share of the clients, by samples, is trained on
+    theta (Delta-FL)          | tail: which share of the clients, by samples, is trained on at least
 
 Deviations: DRFA is the paper's version: participants drawn from lambda with replacement, one t' a round, plain simplex
 projection, or the prox of an ambiguity set with sigma = tau gamma (DRFA-Prox); the last iterate is reported. Public code
@@ -97,7 +97,8 @@ class DRFA(Robust):
             self.local_steps_with_snapshot, SnapshotDown(s.z, at), who=clients.sample(M, p / p.sum())
         )
         who, losses = clients.gather(self.loss_at_snapshot, (mean.snapshot,), who=clients.sample(M))
-        v = torch.zeros_like(lam).scatter(-1, who.to(lam.device).unsqueeze(0), losses[0].mT.to(lam)) * (N / M)
+        v = torch.zeros_like(lam).scatter(-1, who.to(lam.device).unsqueeze(0), losses[0].mT.to(lam))
+        v = v * (N / len(who))  # of those who answered, M where no site fails
         sigma = self.local_steps * self.dual_lr
         lam = psi.prox(lam, v, sigma) if self.dual_lr else lam
         monitors = Drawn(losses[0].max().reshape(1, 1), lam.amax(-1, keepdim=True))
@@ -168,7 +169,8 @@ class DeltaFL(FedAvg):
 
     Args:
         lr, local_steps: of the clients that train.
-        tail: theta in (0, 1], the share of the participants' samples that the tail has; 1 is FedAvg by samples.
+        tail: theta in (0, 1], the least share of the participants' samples that the tail has: clients are in it whole, so it
+            may have more; 1 is FedAvg by samples.
     """
 
     stacks: ClassVar[bool] = False  # who trains depends on the losses
@@ -187,6 +189,14 @@ class DeltaFL(FedAvg):
         super().__post_init__()
         if not 0 < self.tail <= 1:
             raise FedsaddleError(f"DeltaFL: tail must be above 0 and at most 1, got {self.tail}")
+        if self.weights != "clients":
+            raise FedsaddleError(
+                f"DeltaFL: clients always count by their samples, got weights = {self.weights!r}; leave out weights"
+            )
+
+    @property
+    def counting(self) -> str:
+        return "samples"
 
     def init(self, z: Tensor, problem: Problem) -> Iterate:
         return Iterate(z)
