@@ -591,6 +591,17 @@ def test_custom_loss_of_the_wrong_shape(chunk, loss, got):
         drive(LocalSGDA(), Custom(loss, 3, 2), harness.quadratics(), 1, chunk=chunk, batching=Batching(2))
 
 
+@pytest.mark.parametrize("spec", ["l1(0.3)", "l2(0.3)", "elastic_net(0.2, 0.3)", "group_lasso(0.3, 2)"])
+def test_x_and_y_have_proxes_of_their_own_steps(spec: str) -> None:
+    problem = Custom(quadratic_loss, 3, 2, prox_x=spec, prox_y=spec)
+    z = torch.tensor([[1.0, -2.0, 0.5, 3.0, -1.0]]).expand(4, -1)
+    prox = projections.named(spec)
+    want = torch.cat([prox(z[:, :3], 0.5), prox(z[:, 3:], 0.25)], dim=-1)
+    steps = torch.tensor([0.5, 0.5, 0.5, 0.25, 0.25])
+    for lr in (steps, steps.expand(1, 5), steps.expand(4, 5)):
+        torch.testing.assert_close(problem.prox(z, lr), want, rtol=0, atol=1e-7)
+
+
 @pytest.mark.parametrize("chunk", [None, 1])
 def test_custom_prox_is_applied_after_every_step(chunk):
     """Against projected descent ascent written out; lr and lr_dual reach their own part."""

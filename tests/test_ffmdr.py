@@ -332,6 +332,22 @@ def test_a_network_is_warned_of_the_modulus() -> None:
             algorithm.check(problem)
 
 
+@pytest.mark.parametrize(
+    ("prox", "refused"),
+    [("l1(3)", True), ("l2(3)", True), ("elastic_net(1, 1)", True), ("group_lasso(1, 2)", True),
+     (lambda v, lr: v / (1 + lr), True), ("box(-1, 1)", False), ("ball(1)", False), ("simplex", False), (None, False)],
+)  # fmt: skip
+def test_a_regulariser_of_y_is_refused(prox: Any, refused: bool) -> None:
+    """Clients would drop it: the prox of a step of 0 is the identity."""
+    problem = fs.Custom(bilinear, FEATURES, 2, prox_x="l1(0.1)", prox_y=prox)
+    if not refused:
+        return FFMDR().check(problem)
+    with pytest.raises(
+        fs.FedsaddleError, match=r"takes projections of y alone.*write that term into the loss"
+    ):
+        FFMDR().check(problem)
+
+
 def test_clients_that_stopped_stay_where_they_are() -> None:
     """One epoch is enough for a loose rule: more allowed epochs change nothing."""
     few, many = (
@@ -405,6 +421,33 @@ def same(
 
 def test_equal_steps_make_fed_norm_sgda_local_sgda() -> None:
     same(FedNormSGDA(lr=0.1, lr_dual=0.2, local_steps=3), LocalSGDA(lr=0.1, lr_dual=0.2, local_steps=3))
+
+
+def bilinear(x: torch.Tensor, y: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return (batch["x"] @ x - batch["y"]) * y.sum() - (y**2).sum() / 2
+
+
+def test_one_step_makes_fed_norm_sgda_local_sgda_with_steps_and_proxes_of_their_own() -> None:
+    """The prox of y follows its own step. With several clients only where it is linear: the mean comes before it."""
+    alone = federation(clients_of(harness.binary())[2])
+    for fed, on_x, on_y in (
+        (alone, "l1(0.1)", "elastic_net(0.2, 0.5)"),
+        (harness.binary(), "l2(0.4)", "l2(0.7)"),
+    ):
+        problem = fs.Custom(bilinear, FEATURES, 2, prox_x=on_x, prox_y=on_y, start=torch.ones(FEATURES + 2))
+        steps = dict(lr=0.1, lr_dual=0.3, local_steps=1)
+        one, other = (
+            drive(method(**steps), problem, fed, 12, participation=harness.Full()).z
+            for method in (FedNormSGDA, LocalSGDA)
+        )
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+        assert np.abs(one[-1, FEATURES:]).max() > 0  # y is not all shrunk away
+
+
+def test_momentum_above_one_is_a_moving_average_still() -> None:
+    """Only the product with mixing is: at 1 it forgets, and the first round is Local SGDA with steps of half the size."""
+    fast = MomentumLocalSGDA(lr=0.2, local_steps=3, mixing=0.5, momentum=2.0)
+    same(fast, LocalSGDA(lr=0.1, local_steps=3), rounds=1)
 
 
 def test_unequal_steps_do_not() -> None:
@@ -487,6 +530,10 @@ def test_an_l1_weight_makes_zeros() -> None:
         (lambda: FFMDR(accuracy=5.0), "accuracy must be at most 1, got 5.0"),
         (lambda: FFMDR(epochs=2.5), "epochs must be whole, got 2.5"),
         (lambda: MomentumLocalSGDA(mixing=5.0), "mixing must be at most 1, got 5.0"),
+        (
+            lambda: MomentumLocalSGDA(mixing=0.5, momentum_dual=2.5),
+            "momentum_dual times mixing must be at most 1, got 2.5 times 0.5; lower one",
+        ),
         (lambda: FedSGDAM(alpha=1.5), "alpha must be at most 1, got 1.5"),
         (lambda: FFMDR(solver="exact").check(AUC(nn.Linear(5000, 1), p=0.5)), "got d = 5,004; use 'sgda'"),
         (lambda: FFMDR(relaxation=2.0), "relaxation must be below 2, got 2.0"),

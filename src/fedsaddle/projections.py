@@ -1,7 +1,7 @@
 """Projections and proximal steps on the last axis, exact, batched, on any device; named so that configs can ask for them.
 
-Each is `f(v, lr) -> Tensor`, where lr is the gradient step that came before (a projection ignores it). The factories take
-the constraint's size: `box(-1, 1)`, `ball(10)`, `l1(0.001)`.
+Each is `f(v, lr) -> Tensor`, where lr is the gradient step that came before, a number or [..., 1] (a projection ignores it).
+The factories take the constraint's size: `box(-1, 1)`, `ball(10)`, `l1(0.001)`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ problem with one shared y only where the clients' maximisers agree (docs/mathema
 Deviations: the server's prox is prox_{beta g}, which solves the problem as stated; the printed prox_{(beta/n) g} solves it
 with g / n (E4.2). Local losses are means, not sums (E4.3). Criterion (10) needs the unknown solution; the residual rule
 implies it for linear models (E4.4, T32). x_i and z~_i start at x_0 (E4.8). A client's inner epoch is ceil(n_i / B)
-minibatches; clients that have stopped are masked. Inner steps project y; g belongs to the server alone. Theorem 1's
+minibatches; clients that have stopped are masked. Inner steps project y (a regulariser of y belongs into f, and is refused
+as a prox); g belongs to the server alone. Theorem 1's
 potential is monitored with the norms divided by N as F is, and without its last term, whose coefficient 1/(12 L^2) has the
 wrong dimension.
 """
@@ -150,6 +151,12 @@ class FFMDR(Algorithm):
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
+        generic = torch.linspace(1.0, 2.0, problem.n_x + problem.n_y).unsqueeze(0)
+        if not torch.equal(problem.prox(generic, 1.0)[..., problem.n_x :], problem.projected_dual(generic)):
+            raise FedsaddleError(
+                f"FFMDR: takes projections of y alone, but the prox of {type(problem).__name__}'s y depends on its step, "
+                "as a regulariser's does; write that term into the loss"
+            )
         d, by_rule = problem.n_x + problem.n_y, self.stop == "residual" and self.solver != "exact"
         if (
             by_rule

@@ -73,7 +73,7 @@ class MomentumLocalSGDA(LocalMinimax):
         lr, lr_dual: step sizes of x and of y.
         local_steps: steps between two communications.
         mixing: a in (0, 1].
-        momentum, momentum_dual: b_x and b_y; the second like the first if None.
+        momentum, momentum_dual: b_x and b_y, at most 1/a; the second like the first if None.
     """
 
     mixing: float = 1.0
@@ -93,10 +93,12 @@ class MomentumLocalSGDA(LocalMinimax):
         self._require_positive("mixing", "momentum")
         if self.momentum_dual is not None:
             self._require_positive("momentum_dual")
-        for name in ("mixing", "momentum", "momentum_dual"):
-            if (getattr(self, name) or 0.0) > 1:
+        if self.mixing > 1:
+            raise FedsaddleError(f"MomentumLocalSGDA: mixing must be at most 1, got {self.mixing}")
+        for name in ("momentum", "momentum_dual"):
+            if (b := getattr(self, name) or 0.0) * self.mixing > 1 + 1e-12:  # 1/a may be rounded up
                 raise FedsaddleError(
-                    f"MomentumLocalSGDA: {name} must be at most 1, got {getattr(self, name)}"
+                    f"MomentumLocalSGDA: {name} times mixing must be at most 1, got {b} times {self.mixing}; lower one"
                 )
 
     def init(self, z: Tensor, problem: Problem) -> Directed:
@@ -227,13 +229,12 @@ class FedNormSGDA(LocalMinimax):
         size = Control.of(float(clients.sizes.double().mean()), s.z) if by_size else None
         mean, _ = clients.mean(self.normalised_steps, NormDown(s.z, size))
         tau = float(self.local_steps) if mean.steps is None else mean.steps  # tau_eff
-        on_y = self.lr if self.lr_dual is None else self.lr_dual
-        n_x = clients.problem.n_x
-        way = tau * self.server_lr * mean.G
-        z = torch.cat(
-            [s.z[..., :n_x] - self.lr * way[..., :n_x], s.z[..., n_x:] - on_y * way[..., n_x:]], dim=-1
-        )
-        return Iterate(clients.problem.prox(z, tau * self.server_lr * self.lr))
+        lr: Any = self.lr
+        way, n_x, one = tau * self.server_lr * mean.G, clients.problem.n_x, torch.ones_like(s.z)
+        if self.lr_dual is not None:
+            lr = torch.cat([self.lr * one[..., :n_x], self.lr_dual * one[..., n_x:]], dim=-1)
+        z = s.z - lr * way
+        return Iterate(clients.problem.prox(z, tau * self.server_lr * lr))
 
     def normalised_steps(self, cohort: Cohort, m: NormDown) -> tuple[Normalised, None]:
         lr = self._lr(cohort)

@@ -117,8 +117,10 @@ class Custom(Problem):
             return z
         x, y = z[..., : self.n_x], z[..., self.n_x :]
         lr_x = lr_y = lr
-        if isinstance(lr, Tensor) and lr.shape[-1] > 1:  # one step size a variable
-            lr_x, lr_y = lr[..., : self.n_x], lr[..., self.n_x :]
+        if (
+            isinstance(lr, Tensor) and lr.shape[-1] > 1
+        ):  # one step size a variable, those of x alike and those of y
+            lr_x, lr_y = lr[..., :1], lr[..., self.n_x : self.n_x + 1]
         if self.prox_x is not None:
             x = projections.named(self.prox_x)(x, lr_x)
         if self.prox_y is not None:
