@@ -127,6 +127,26 @@ def test_cross_entropy_and_squared_report_what_they_can() -> None:
     assert run.records[-1]["loss"] < run.records[0]["loss"]
 
 
+@pytest.mark.parametrize("positive", [0, 1])
+def test_the_squared_loss_ranks_the_positive_class_first(positive: int) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((120, 3))
+    y = (x[:, 0] + 0.3 * rng.standard_normal(120) > 0).astype(int)
+    federation = fs.Federation.from_arrays(x, y, clients=np.arange(120) % 4)
+    problem = fs.ERM(torch.nn.Linear(3, 1), loss="squared", positive=positive)
+    run = fs.train(problem, fs.FedAvg(lr=0.1), federation, rounds=30)
+    assert run.metrics["train_auc"] > 0.9 and run.metrics["train_accuracy"] > 0.8
+
+
+def test_the_squared_loss_takes_two_classes_or_real_numbers() -> None:
+    x, y, clients = np.random.default_rng(1).standard_normal((60, 4)), np.arange(60) % 3, np.arange(60) % 4
+    problem = fs.ERM(torch.nn.Linear(4, 1), loss="squared")
+    with pytest.raises(fs.FedsaddleError, match="two classes, but y holds 3 classes; use loss='one_hot'"):
+        problem.check(fs.Federation.from_arrays(x, y, clients=clients))
+    problem.check(fs.Federation.from_arrays(x, y, clients=clients, task="regression"))
+    problem.check(fs.Federation.from_arrays(x, y % 2, clients=clients))
+
+
 def test_scores_that_are_nan_have_no_auc():
     """A model that overflows must not get the AUC of the order of its rows."""
     nan = float("nan")

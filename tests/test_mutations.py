@@ -41,6 +41,7 @@ from tests import (
     test_core,
     test_ffmdr,
     test_memory,
+    test_metrics,
     test_pairwise,
     test_relations,
     test_robust,
@@ -299,7 +300,8 @@ MUTATIONS = [
     Mutation("clients weigh equally in groups of any size", participation, "own / own.sum() / self.period", "own / n", test_core.test_unequal_groups_do_not_make_the_scores_collapse),
     # ---- empirical risk
     Mutation("the logistic loss has the wrong sign", erm, "-h, h))", "h, -h))", by("fedavg")),
-    Mutation("the squared loss is not halved", erm, "(h - y) ** 2 / 2", "(h - y) ** 2", by("fedavg-squared")),
+    Mutation("the squared loss is not halved", erm, "(h - target) ** 2 / 2", "(h - target) ** 2", by("fedavg-squared")),
+    Mutation("the squared loss regresses the number of the class", erm, "y if y.is_floating_point() else (y == self.positive).to(h)", "y", partial(test_metrics.test_the_squared_loss_ranks_the_positive_class_first, 0)),
     Mutation("cross-entropy has the wrong sign", erm, "return -log_probability.gather", "return log_probability.gather", by("fedavg-cross_entropy")),
     # ---- CODASCA as published
     Mutation("published: not clipped", codasca_published, "(F.clamp(-bound, bound) - mem.c_k", "(F - mem.c_k", by("published")),

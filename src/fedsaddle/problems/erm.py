@@ -28,8 +28,9 @@ class ERM(ModelProblem):
         model: module; one output for "logistic" and "squared", C outputs for "cross_entropy"
             and "one_hot".
         loss: "logistic" log(1 + exp(-t h)), t = +1 for the positive class and -1 for the rest; "cross_entropy";
-            "squared" (h - y)^2 / 2; "one_hot" ||h - (e_y - 1/C)||^2 / 2, squared loss for classes (e_y: 1 at y, else 0).
-        positive: which class index counts as positive under "logistic" and in the reported AUC.
+            "squared" (h - y)^2 / 2, of two classes with y = 1 for the positive one and 0 for the other;
+            "one_hot" ||h - (e_y - 1/C)||^2 / 2, squared loss for classes (e_y: 1 at y, else 0).
+        positive: which class index counts as positive under "logistic" and "squared", and in the reported AUC.
         monitors: whether an evaluation also goes over the training data, for loss, gradient, accuracy there and, where
             clients own no test data, how they differ (in regression always). With a large network that may take long.
 
@@ -85,7 +86,8 @@ class ERM(ModelProblem):
             return ((out - target) ** 2).sum(-1) / 2
         h = self.scores(z, data["x"])
         if self.loss == "squared":
-            return (h - y) ** 2 / 2
+            target = y if y.is_floating_point() else (y == self.positive).to(h)
+            return (h - target) ** 2 / 2
         return functional.softplus(torch.where(y == self.positive, -h, h))
 
     def correct(self, z: Tensor, split: Split) -> Tensor:
@@ -101,9 +103,20 @@ class ERM(ModelProblem):
         return self.over_samples(z, split, hit).double()
 
     def check(self, federation: Federation) -> None:
-        if "y" in federation.data and federation.data["y"].is_floating_point() and self.loss != "squared":
+        y = federation.data.get("y")
+        if y is not None and y.is_floating_point() and self.loss != "squared":
             raise FedsaddleError(
                 f"ERM: loss {self.loss!r} needs classes, but y holds real numbers; use loss='squared'"
+            )
+        if (
+            y is not None
+            and not y.is_floating_point()
+            and self.loss == "squared"
+            and len(federation.classes) > 2
+        ):
+            raise FedsaddleError(
+                f"ERM: loss 'squared' takes real numbers or two classes, but y holds {len(federation.classes)} classes; use "
+                "loss='one_hot' or 'cross_entropy', or task='regression' for the federation"
             )
         super().check(federation)
 
