@@ -457,7 +457,20 @@ def test_ffmdr_theorem_1():
     printed = 392 / 96 * (1 - beta * L) ** 2 / beta**3 / C / L**2
     assert left_of_59(printed) > 1e6 / beta  # why Remark 1's eps is not used
     assert 48 * L * eps <= 1
+    steps = theory.ffmdr(c, Setting(clients=4))
+    assert not steps.exact and "Proposition 5" in steps.notes[-1]
     assert got["relaxation"] == 1 and got["modulus"] == 1.0  # min(1/beta - 0.5, mu)
+
+
+def test_ffmdr_proposition_5_takes_a_wrong_lipschitz_constant():
+    """f = w y - y^2 mu / 2 with mu = 1/10: y(w) = 10 w, yet L = L_f (1 + kappa) is below 10 where f is scaled down."""
+    scale, mu = 0.01, 0.1  # f(w, y) = scale (w y - mu y^2 / 2), whose maximiser does not depend on the scale
+    y = lambda w: w / mu
+    L_f = scale * np.linalg.norm([[0, 1], [1, -mu]], 2)
+    kappa = L_f / (scale * mu)
+    L, way = L_f * (1 + kappa), 1 + (y(1.0) - y(0.0)) ** 2
+    assert way > L**2 and (y(1.0) - y(0.0)) ** 2 > max(1, L)  # (23) and (24) as printed are false
+    assert way <= 1 + kappa**2
 
 
 @pytest.mark.parametrize("L_f", [2.0, 0.002])

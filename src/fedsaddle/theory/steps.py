@@ -81,7 +81,8 @@ class Steps:
         values: a function of the round (from 0) where a value changes with the round; of a stagewise method, those of
             the first stage.
         theorem: where they come from.
-        exact: whether the paper gives every constant; False where it gives an order only, and 1 stands in.
+        exact: whether the paper gives every constant; False where it gives an order only, and 1 stands in, or where
+            its proof does not carry one.
         assumes: what the theorem asks of the problem and of the run.
         notes: what is unclear or damaged in the paper, and how it was read.
     """

@@ -487,6 +487,7 @@ def ffmdr(c: Constants, run: Setting, *, rate: bool = False) -> Steps:
     return Steps(
         values,
         f"FFMDR, Theorem {2 if rate else 1}",
+        exact=False,  # eps
         assumes=(
             Assumption.SMOOTH,
             Assumption.STRONGLY_CONCAVE,
@@ -499,6 +500,8 @@ def ffmdr(c: Constants, run: Setting, *, rate: bool = False) -> Steps:
             "eps from Theorem 1's condition (59): Remark 1's (392/96)(1 - beta L)^2/(beta^3 C L^2) is upside down, the "
             "condition gives about (1 - beta L)^2/(392 * 96 beta^2 C L^2)",
             "kappa = L_f/mu, printed L_f/n (E4.5)",
+            "eps rests on Proposition 5, whose (23) and (24) take w -> (w, y(w)) and y to be L-Lipschitz; they are "
+            "sqrt(1 + kappa^2)- and kappa-Lipschitz, so that eps is what the print gives, not what is proved",
         ),
     )
 
@@ -523,7 +526,8 @@ def scaff_pd(c: Constants, run: Setting, *, gamma_0: float = 1.0) -> Steps:
     gives server_lr = eta_g and lr = eta_l = tau/(J eta_g).
 
     Args:
-        run: local_steps (J); accuracy adds 1/(1 - theta) >= sigma^2/(mu_x accuracy) for noisy gradients.
+        run: local_steps (J); accuracy, of E mu_x ||x - x*||^2 (5.4), adds
+            1/(1 - theta) >= sigma^2/(mu_x accuracy) for noisy gradients.
         gamma_0: first weight of the second schedule; the paper leaves it free.
     """
     _require("ScaffPD", c, "any")
