@@ -83,7 +83,7 @@ MUTATIONS = [
     Mutation("sums over a part by weights that follow who took part", scaffpd, "else old  #", "else lam  #", by("scaff_pd-some")),
     Mutation("participants weigh too little while losses fall", scaffpd, "else old  #", "else lam  #", partial(test_robust.test_a_part_of_the_clients_gets_near_the_robust_optimum, 0)),
     Mutation("the weights of a part follow the draw", scaffpd, "else old  #", "else lam  #", test_robust.test_the_weights_of_a_part_do_not_follow_who_takes_part),
-    Mutation("zero weights are divided by their sum", scaffpd, ".clamp(min=torch.finfo(lam.dtype).tiny)  # all", "  # all", test_robust.test_weights_that_are_all_zero_stop_x_for_a_round),
+    Mutation("zero weights are divided by their sum", scaffpd, ".clamp(min=tiny)", "", test_robust.test_weights_that_are_all_zero_stop_x_for_a_round),
     Mutation("no c where nobody was asked", scaffpd, "direction = c + self._of(by, s, who) @ (delta - c)", "direction = self._of(by, s, who) @ delta", by("scaff_pd-some")),
     Mutation("flipped correction", scaffpd, "g - c_k + m.c if", "g + c_k - m.c if", by("scaff_pd")),
     Mutation("Delta is not divided by J", scaffpd, "(z - u) / (m.lr * self.local_steps)", "(z - u) / m.lr", by("scaff_pd")),

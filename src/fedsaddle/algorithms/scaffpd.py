@@ -90,10 +90,8 @@ class Robust(Algorithm):
     def _of(lam: Tensor, s: State, who: Tensor) -> Tensor:
         """The weights of the M who answered, such that sums by them estimate those over all N: N/M lambda_i [1, M]."""
         own = lam.gather(-1, _at(s, who))
-        total = lam.sum(-1, keepdim=True).clamp(
-            min=torch.finfo(lam.dtype).tiny
-        )  # all of q_ffl's weights may be 0
-        return own * (lam.shape[-1] / own.shape[-1]) / total
+        tiny = torch.finfo(lam.dtype).tiny  # all of q_ffl's weights may be 0
+        return own * (lam.shape[-1] / own.shape[-1]) / lam.sum(-1, keepdim=True).clamp(min=tiny)
 
 
 def _at(s: State, who: Tensor) -> Tensor:
