@@ -133,7 +133,7 @@ MUTATIONS = [
     Mutation("FedSGDA+ forgets g", local_minimax, "cohort.prox(z - lr * torch.cat([F_x, F_y], dim=-1), lr)", "cohort.prox(z - lr * torch.cat([F_x, F_y], dim=-1), 0.0)", by("fedsgda_plus-l1")),
     Mutation("momentum forgets that mixing shortens a step", local_minimax, "cohort.prox(z - a * lr * d, a * lr)", "cohort.prox(z - a * lr * d, lr)", by("momentum_local_sgda-l1")),
     Mutation("STORM forgets g", local_minimax, "cohort.prox(z - lr * v, lr)", "cohort.prox(z - lr * v, 0.0)", by("fedsgda_m-l1")),
-    Mutation("the server of Fed-Norm-SGDA forgets g", local_minimax, "prox(z, tau * self.server_lr * self.lr)", "prox(z, 0.0)", by("fed_norm_sgda-l1")),
+    Mutation("the server of Fed-Norm-SGDA forgets g", local_minimax, "prox(z, tau * self.server_lr * lr)", "prox(z, 0.0)", by("fed_norm_sgda-l1")),
     Mutation("FEDNEST takes g for the whole loop in each step", fednest, "block), step_lr)[..., block]", "block), lr)[..., block]", by("fednest-l1")),
     Mutation("CODASCA forgets g", codasca, "cohort.prox(z - lr * (F + correction), lr)", "cohort.prox(z - lr * (F + correction), 0.0)", by("codasca-l1")),
     Mutation("FEDNEST's correction is flipped", fednest, "F - cohort.field(z, batch)[..., block] + m.mean", "F + cohort.field(z, batch)[..., block] - m.mean", by("fednest")),
