@@ -1,5 +1,8 @@
 """Replicas: each trajectory equals that of its own single run."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -37,6 +40,7 @@ from fedsaddle.algorithms import (
     ScaffPD,
 )
 from fedsaddle.errors import Diverged, FedsaddleError
+from fedsaddle.folder import Folder
 from fedsaddle.replicas import run_all, run_together, stack, stackable
 
 STAGES = dict(stage_rounds=3, lr_decay=0.5, gamma=0.1)
@@ -302,9 +306,14 @@ def test_a_proximal_step_on_the_dual_with_different_step_sizes() -> None:
         np.testing.assert_allclose(together.z, run(lr).z, rtol=0, atol=1e-12)
 
 
-def _minimised(federation: fs.Federation, metrics, *steps: float) -> list[fs.Run]:
+def _minimised(federation: fs.Federation, metrics, *steps: float, out: Path | None = None) -> list[fs.Run]:
     problem = fs.Custom(lambda x, y, b: (b["x"] @ x) ** 2, 4, start=torch.ones(4), metrics=metrics)
-    return [fs.train(problem, fs.LocalSGDA(lr=lr), federation, rounds=40, eval_every=10) for lr in steps]
+    return [
+        fs.train(
+            problem, fs.LocalSGDA(lr=lr), federation, rounds=40, eval_every=10, out=out and out / str(lr)
+        )
+        for lr in steps
+    ]
 
 
 def test_a_diverged_replica_is_not_evaluated(federation: fs.Federation) -> None:
@@ -352,3 +361,54 @@ def test_weights_are_recorded_as_in_a_run_alone(federation: fs.Federation) -> No
         assert a.records[-1]["weights"] == pytest.approx(a.state.lam[0].tolist(), rel=1e-3)
         assert "weights" not in a.history.columns and "weights" not in a.metrics
     assert together[0].records[-1]["weights"] != together[1].records[-1]["weights"]
+
+
+def test_runs_that_are_guarded_or_resumed_are_not_stacked(federation: fs.Federation, tmp_path: Path) -> None:
+    guarded = [_run("codasca", lr, 0, federation, guard=1) for lr in (0.05, 0.02)]
+    assert stackable(guarded) == "a guard may step back, and halve the step sizes of one alone"
+    begun = [_run("codasca", lr, 0, federation, out=tmp_path / str(lr)) for lr in (0.05, 0.02)]
+    for run in begun:
+        rounds = iter(run)
+        for _ in range(6):
+            next(rounds)
+        rounds.close()  # type: ignore[attr-defined]
+    resumed = [_run("codasca", lr, 0, federation, out=tmp_path / str(lr), resume=True) for lr in (0.05, 0.02)]
+    assert stackable(resumed) == "a resumed run goes on from its own checkpoint"
+    run_all(resumed)
+    for lr in (0.05, 0.02):
+        lines = (tmp_path / str(lr) / "history.jsonl").read_text().splitlines()
+        assert [json.loads(line)["round"] for line in lines] == list(range(9))
+
+
+def test_a_guarded_run_among_others_ends_as_alone() -> None:
+    federation = fs.quadratic_federation(clients=4)
+
+    def runs() -> list[fs.Run]:
+        algorithms = [fs.LocalSGDA(lr=lr, local_steps=5) for lr in (8.0, 4.0)]
+        return [fs.train(fs.QuadraticSaddle(), a, federation, rounds=40, guard=10) for a in algorithms]
+
+    with pytest.warns(UserWarning, match="guard: back"):
+        alone, together = [run.finish() for run in runs()], runs()
+    with pytest.warns(UserWarning, match="guard: back"):
+        run_all(together)
+    for a, b in zip(alone, together, strict=True):
+        assert torch.equal(a.z, b.z)
+
+
+def test_replicas_know_how_many_rounds_there_will_be(federation: fs.Federation) -> None:
+    runs = [_run("cycp_pairwise", lr, 0, federation, rounds=1) for lr in (0.05, 0.02)]
+    with pytest.warns(UserWarning, match="only collect scores"):
+        run_together(runs)
+
+
+def test_a_failure_leaves_every_folder(federation: fs.Federation, tmp_path: Path) -> None:
+    def broken(x, y, data):
+        raise ValueError("no metrics today")
+
+    runs = _minimised(federation, broken, 0.001, 0.002, out=tmp_path)
+    with pytest.raises(ValueError, match="no metrics today"):
+        run_together(runs)
+    for run in runs:
+        assert run.out is not None
+        with Folder(run.out):  # nobody holds its lock
+            pass

@@ -352,6 +352,45 @@ def test_kills_at_random_moments() -> None:
     assert done.stdout.startswith("8 of 8 kills survived")
 
 
+def test_a_guard_goes_back_to_where_the_objective_was_no_higher_than_at_the_start(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((120, 4))
+    y = (x[:, 0] + 0.3 * rng.standard_normal(120) > 0).astype(int)
+    federation = fs.Federation.from_arrays(x, y, clients=np.repeat(np.arange(4), 30))
+
+    def run(guard: int, **options: Any) -> fs.Run:
+        torch.manual_seed(0)
+        algorithm = fs.CODASCA(lr=3.0, local_steps=5)
+        return fs.train(
+            fs.AUC(torch.nn.Linear(4, 1)), algorithm, federation, rounds=300, dtype="float64", eval_every=5, guard=guard,
+            out=tmp_path, progress=False, **options,
+        )  # fmt: skip
+
+    with pytest.warns(UserWarning, match="guard: back to round 0"):
+        guarded = run(5).finish()
+    assert guarded.metrics["phi"] < guarded.records[0]["phi"]
+    assert guarded.metrics["grad_phi"] < 1e-6
+
+
+def test_a_resumed_guard_does_not_go_back_to_a_checkpoint_that_has_grown(tmp_path: Path) -> None:
+    federation = fs.Federation.from_arrays(
+        np.random.default_rng(0).standard_normal((80, 4)),
+        np.arange(80) % 2,
+        clients=np.repeat(np.arange(4), 20),
+    )
+
+    def run(**options: Any) -> fs.Run:
+        torch.manual_seed(0)
+        return fs.train(
+            fs.AUC(torch.nn.Linear(4, 1)), fs.CODASCA(lr=8.0, local_steps=5), federation, rounds=200, dtype="float64",
+            eval_every=5, guard=5, out=tmp_path, progress=False, **options,
+        )  # fmt: skip
+
+    stopped(run(), after=22)
+    with pytest.raises(Diverged):
+        run(resume=True).finish()
+
+
 def test_a_guard_that_has_halved_goes_on_halved(tmp_path: Path) -> None:
     federation = fs.quadratic_federation(clients=4)
 

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,6 +84,15 @@ def start(case: str, engine: str, **options: Any) -> fs.Run:
     )
 
 
+def guarded(engine: str) -> fs.Run:
+    """A run that diverges after an evaluation, where clients remember something."""
+    algorithm = fs.CODASCA(lr=1e4, local_steps=5)
+    return fs.train(
+        fs.QuadraticSaddle(), algorithm, fs.quadratic_federation(clients=7), rounds=36, dtype="float64", eval_every=7,
+        guard=20, engine=engine,
+    )  # fmt: skip
+
+
 def records(run: fs.Run) -> list[dict[str, Any]]:
     return [{k: v for k, v in r.items() if k != "seconds"} for r in run.records]
 
@@ -111,6 +121,10 @@ def program(out: Path) -> None:
         rounds.close()  # type: ignore[attr-defined]
         run = start(case, "torchrun", out=out / "resumed" / case, checkpoint_every=2, resume=True)
         done[f"{case}: resumed"] = {"z": run.z.tolist(), "records": records(run), "traffic": traffic(run)}
+
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        done["guarded"] = {"z": guarded("torchrun").z.tolist(), "back": [str(w.message) for w in heard]}
 
     for case in ("codasca, full", "coda, full"):
         done[f"{case}: work"] = said(lambda case=case: start(case, "torchrun", model=Broken(rank == 1)))
@@ -220,6 +234,14 @@ def test_a_resumed_run_is_the_uninterrupted_one(done: list[dict[str, Any]], case
     for of_rank in done:
         resumed = of_rank[f"{case}: resumed"]
         assert resumed == {k: of_rank[case][k] for k in resumed}
+
+
+def test_a_guard_gives_every_process_its_clients_memory_back(done: list[dict[str, Any]]) -> None:
+    with pytest.warns(UserWarning, match=r"guard: back to round [1-9]"):
+        alone = guarded("stacked").z
+    for of_rank in done:
+        assert any("guard: back to round" in text for text in of_rank["guarded"]["back"])
+        np.testing.assert_allclose(of_rank["guarded"]["z"], alone, rtol=1e-9)
 
 
 def test_some_case_has_rounds_with_nobody_and_failures(done: list[dict[str, Any]]) -> None:

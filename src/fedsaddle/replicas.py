@@ -39,6 +39,10 @@ def stackable(runs: Sequence[Run]) -> str | None:
     if first.machine.offload:
         return "the data stay on the CPU"
     for run in runs:
+        if run.guarded:
+            return "a guard may step back, and halve the step sizes of one alone"
+        if run.resumes:
+            return "a resumed run goes on from its own checkpoint"
         for name in ("rounds", "eval_every", "federation"):
             if getattr(run, name) is not getattr(first, name) and getattr(run, name) != getattr(first, name):
                 return f"{name} differs"
@@ -155,11 +159,11 @@ def run_together(runs: Sequence[Run], tick: Tick = lambda n: None) -> None:
     algorithm = stack([run.algorithm for run in runs], [f.name for f in fields(first.algorithm)], z)
     state = algorithm.init(z, problem)
     clients.remember(algorithm.memory(z, problem))
-    clients.traffic.setup = first.clients.traffic.setup
-    for run in runs:
-        run.clients.problem = replace(run.problem, **constants)
-        run.hand_over()
+    clients.traffic.setup, clients.rounds = first.clients.traffic.setup, first.rounds
     try:
+        for run in runs:
+            run.clients.problem = replace(run.problem, **constants)
+            run.hand_over()
         for r in range(first.rounds + 1):
             if r > 0:
                 clients.begin(r - 1)

@@ -44,6 +44,7 @@ from fedsaddle.metrics import Evaluation, Split, auc_interval
 from fedsaddle.participation import Full, Participation
 from fedsaddle.problem import ModelProblem, Problem, tree_map
 from fedsaddle.progress import RoundsBar
+from fedsaddle.remarks import grown
 from fedsaddle.sampling import SAMPLINGS
 from fedsaddle.toml import quoted
 from fedsaddle.trackers import Track, Tracking, named
@@ -112,7 +113,8 @@ def train(
         progress: a progress bar on stderr; by default when that is a terminal.
         aggregation: "mean", or what a few wrong clients cannot move far: "median", "trimmed_mean(0.1)", "norm_clipping(1)".
         checkpoint_every: rounds between checkpoints in `out`; by default as evaluations; 0: none.
-        guard: so many times a run that diverges goes back to where it was last evaluated, with half the step sizes.
+        guard: so many times a run that diverges goes back, with half the step sizes, to the last evaluation at which
+            its objective was no higher than at the start.
         resume: go on with the run that `out` holds, from its last checkpoint, as if it had never stopped.
         allow: resume even if the run is described differently now, for instance with more rounds.
         track: who is told of evaluated rounds: "tensorboard", "mlflow", "wandb", a `Tracker` of your own, or a list of them
@@ -322,7 +324,7 @@ class Run:
             named(track) if self.clients.writes else {}, out, resume, self.config, versions()
         )
         self._saved: int | None = None  # the round of the last checkpoint in the folder
-        self._fallback = b""  # the last checkpoint, where a guard may go back to it
+        self._fallback = b""  # the last checkpoint to which a guard may go back
         self._stopping = False
         # which part of the data after which round, its scores, and who is positive
         self._scored: tuple[tuple[str, int], Tensor, Tensor] | None = None
@@ -372,7 +374,7 @@ class Run:
         except Diverged as error:
             self._note_down(error)
             self.fail(error)
-        if self._folder is not None and (r == self.rounds or self._error is not None):
+        if self._folder is not None and r == self.rounds:
             self._folder.__exit__()
 
     def look(self, r: int, z: Tensor, posed: Problem | None = None) -> list[Found]:
@@ -399,6 +401,8 @@ class Run:
     def fail(self, error: BaseException) -> None:
         """The run ends with this error, which asking for a result raises again."""
         self._error = self._error or error
+        if self._folder is not None:
+            self._folder.__exit__()  # where someone else computes the rounds; else it is left already
         self.tracking.fail(error)
 
     def evaluated(self, r: int) -> bool:
@@ -484,7 +488,8 @@ class Run:
     def _checkpoint(self, r: int) -> None:
         """Write down what a resumed run needs."""
         last = r == self.rounds or self._stopping
-        if (self._checkpoints and (r % self._every == 0 or last)) or (self._guard and self.evaluated(r)):
+        guarded = self._guard > 0 and self.evaluated(r) and self._sound()
+        if (self._checkpoints and (r % self._every == 0 or last)) or guarded:
             clients = self.clients.snapshot()  # by all processes, where several compute the run
             accounts = self.clients.accounts() | {"halved": self._halved}
             data = Checkpoint(
@@ -494,7 +499,13 @@ class Run:
             if self._folder is not None and self._checkpoints:
                 self._folder.save(r, data)
                 self._saved = r
-            self._fallback = data if self._guard else b""
+            if guarded:
+                self._fallback = data
+
+    def _sound(self) -> bool:
+        """Whether, where it was last evaluated, what training lowers was no higher than at the start."""
+        last = next(r for r in reversed(self._records) if self.evaluated(r["round"]))
+        return not grown(self.began | {"metrics": last})
 
     def _restored(self, data: bytes) -> int:
         """Take up the run where a checkpoint stands: how many rounds are done."""
@@ -518,13 +529,13 @@ class Run:
             raise FedsaddleError(
                 f"checkpoint: is none of this run ({type(error).__name__}: {first_line(error)})"
             ) from error
-        self._fallback = data if self._guard else b""
         if self._resume:
             self._saved, self._halved = saved.round, int(saved.accounts["halved"])
             self._guard = max(0, self._guard - self._halved)
             self.algorithm = replace(self.algorithm, **_steps(self.algorithm, self._halved))
             kept = clients.alone(lambda: self._folder.rewind(saved.round) if self._folder is not None else [])
             self._records = [_packed(r) for r in kept]
+            self._fallback = data if self._guard and self._sound() else b""
         else:
             del self._records[saved.round + 1 :]
             if self._folder is not None:
@@ -574,14 +585,15 @@ class Run:
         return error
 
     def _step_back(self, error: Diverged) -> int:
-        """Halve the step sizes and go back to the last checkpoint, where a guard is left: how many rounds are done."""
+        """Halve the step sizes and go back to the last sound evaluation, where a guard is left: how many rounds are done."""
         halved = _steps(self.algorithm, 1)
         if self._guard == 0 or not halved or not self._fallback:
             raise error
         self._guard, self._halved = self._guard - 1, self._halved + 1
         self.algorithm = replace(self.algorithm, **halved)
         self._resume = False
-        round = self._restored(self._fallback)
+        # of the first process, which alone has all clients' memory
+        round = self._restored(self.clients.alone(lambda: self._fallback))
         text = ", ".join(f"{k} is {v:g} now" for k, v in halved.items())
         warn(f"{error}; guard: back to round {round}, {text}")
         return round
@@ -696,6 +708,16 @@ class Run:
         return self._scored[1:]
 
     # ---- the result --------------------------------------------------------------------------------------
+
+    @property
+    def guarded(self) -> bool:
+        """Whether it goes back, with half the step sizes, when it diverges."""
+        return self._guard > 0
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it goes on from a checkpoint."""
+        return self._resume
 
     @property
     def problem(self) -> Problem:
