@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -450,3 +451,14 @@ def test_the_same_command_twice_writes_the_same_bytes(
         assert cli._main(arguments) == 0
     same(tmp_path / "one", tmp_path / "two")
     capsys.readouterr()
+
+
+def test_a_file_system_without_locks_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    def none(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    begin("codasca", tmp_path / "run").finish()
+    assert not (tmp_path / "run" / ".lock").exists()

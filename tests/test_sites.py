@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -608,3 +610,19 @@ def test_check_finds_nothing_at_a_sound_site_and_everything_at_a_bad_one(tmp_pat
     endless = write(tmp_path, "c", None)
     endless.write_text(endless.read_text().replace("c.csv", "c" * 5000 + ".csv"))
     assert "is not there: correct data.file" in check(endless)[0]
+
+
+def test_the_noise_secret_is_never_readable_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    real = os.replace
+
+    def replace(source: Any, target: Any) -> None:
+        seen.append(stat.S_IMODE(os.stat(source).st_mode))
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    place = Site.load(write(tmp_path, "a"))
+    place.noise_key(b"")
+    assert seen == [0o600] == [stat.S_IMODE((place.memory / "key").stat().st_mode)]

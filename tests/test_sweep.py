@@ -8,6 +8,8 @@ import itertools
 import json
 import re
 import shutil
+import threading
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,7 +25,8 @@ from fedsaddle import config as configs
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.config import dump, load, resolve
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.journal import Journal, finish
+from fedsaddle.folder import held
+from fedsaddle.journal import Federations, Journal, finish
 from fedsaddle.sweep import Range, Result, Row, grid_points, grids, plan, random_points, sweep
 from fedsaddle.sweep_report import overview, seeds, tradeoff
 from fedsaddle.toml import to_toml
@@ -593,6 +596,75 @@ def test_progress_is_told_round_by_round(jobs: int, together: int, tmp_path: Pat
     again: list[float] = []
     finish(wanted, Journal(tmp_path / "runs.jsonl"), tick=lambda n, text: again.append(n), jobs=jobs)
     assert again == [6]
+
+
+def test_a_journal_waits_for_a_line_that_another_process_writes(tmp_path: Path) -> None:
+    path, line, half = tmp_path / "runs.jsonl", b'{"config": "a"}\n', threading.Event()
+
+    def write() -> None:
+        with held(path) as file:
+            file.write(line[:7])
+            file.flush()
+            half.set()
+            time.sleep(0.3)
+            file.write(line[7:])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    half.wait()
+    opened = Journal(path)
+    opened.add([{"config": "b", "metrics": {}}])
+    writer.join()
+    assert list(Journal(path)._done) == ["a", "b"] and list(opened._done) == ["a", "b"]
+
+
+def test_a_line_that_another_process_left_half_written_is_dropped_before_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    opened = Journal(path)
+    path.write_bytes(b'{"config": "a"}\n{"conf')  # of one that was killed since
+    opened.add([{"config": "b", "metrics": {}}])
+    assert list(Journal(path)._done) == ["a", "b"]
+
+
+def test_what_other_processes_finish_is_kept_when_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_model.py").write_text(
+        "import time\n"
+        "from torch import nn\n"
+        "def make(sample_shape, breaks=False):\n"
+        "    if breaks:\n"
+        "        raise RuntimeError('no such model')\n"
+        "    time.sleep(2)\n"
+        "    return nn.Linear(30, 1)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    todo = plan(
+        save(CANCER | {"model": {"module": "own_model:make"}}, {"model.breaks": [True, False]}, seeds=[0])
+    )
+    wanted = [config for runs in todo.runs for config in runs]
+    with pytest.raises(FedsaddleError, match="no such model"):
+        finish(wanted, Journal(tmp_path / "runs.jsonl"), together=1, jobs=2)
+    kept = Journal(tmp_path / "runs.jsonl")
+    assert [config in kept for config in wanted] == [False, True]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_no_more_than_two_federations_are_kept_while_a_sweep_looks_at_its_data(
+    jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, kept = [0], []
+    real = Federations.start
+
+    def start(self: Federations, *args: Any, **options: Any) -> Any:
+        kept.append(self)
+        run = real(self, *args, **options)
+        most[0] = max(most[0], len(self._loaded))
+        return run
+
+    monkeypatch.setattr(Federations, "start", start)
+    sweep(save(QUADRATIC, {"data.seed": [0, 1, 2, 3, 4], "algorithm.lr": [0.1, 0.05]}), out="out", jobs=jobs)
+    assert most == [2] and not kept[0]._loaded
 
 
 def test_progress_of_what_did_not_fit_is_taken_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@
     checkpoint/*.safetensors
     model.safetensors, result.json, report.html     when the run has ended
     scores.csv              with them, the test samples and their scores (scores.py)
-    stopped.json            why the run ended early, where it could still say so
     tangent.safetensors     with them, where the samples are tangent features: what computes those of new ones
+    stopped.json            why the run ended early, where it could still say so
 
 Whole files replace the ones before in one step. A process holds a lock on its folder, so that two never write into one.
 """
@@ -18,8 +18,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -246,11 +246,16 @@ def _check_there(folder: Path) -> None:
         raise FedsaddleError(f"{folder}: is not a folder; {hint}")
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, and a crash at any moment, finds the old one or the new one."""
+def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a file so that a reader, and a crash at any moment, finds the old one or the new one.
+
+    Args:
+        mode: who may read and write it, as far as the system's own mask lets them; from the first moment on.
+    """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)  # one that a crash has left may have another mode
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -318,10 +323,26 @@ def locked(folder: Path, busy: str) -> IO[bytes] | None:
                 return file
         except FileNotFoundError:
             pass  # the one before has just removed it
-        except OSError:
+        except BlockingIOError:
             file.close()
             raise FedsaddleError(busy) from None
+        except OSError:  # this file system has none
+            file.close()
+            with suppress(OSError):
+                (folder / LOCK).unlink()
+            return None
         file.close()
+
+
+@contextmanager
+def held(path: Path) -> Iterator[IO[bytes]]:
+    """A file to read and add to, which others that ask for it so wait for, as far as the system has such locks."""
+    with open(path, "a+b") as file:  # closing it lets it go
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
 
 
 def differing(before: Any, now: Any, path: Sequence[str] = ()) -> list[str]:

@@ -20,7 +20,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.config import Config, Hear
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.federation import Federation
-from fedsaddle.folder import write_whole
+from fedsaddle.folder import held, write_whole
 from fedsaddle.networks import Networks
 from fedsaddle.parse import from_json, from_toml
 from fedsaddle.problems import PROBLEMS
@@ -55,7 +55,7 @@ class Journal:
     """Finished runs by their whole config, in a file.
 
     Args:
-        path: runs.jsonl; one line a run. A last line that was cut off is dropped.
+        path: runs.jsonl; one line a run. A last line that was cut off is dropped. Several processes may add to it.
         curves: metrics of which every evaluation is kept (six digits), not only the last one.
         scores: whether those of validation and test samples are kept, in a folder beside the file (`kept_scores`).
     """
@@ -66,10 +66,10 @@ class Journal:
         self._renewed = False
         if not path.exists():
             return
-        text = path.read_bytes()
-        whole = text[: text.rfind(b"\n") + 1]
-        if whole != text:  # the process was killed while it wrote
-            path.write_bytes(whole)
+        whole = path.read_bytes()
+        if not _ends(whole):  # another process writes just now, or was killed while it wrote
+            with held(path) as file:
+                whole = _mended(file)
         for n, line in enumerate(whole.split(b"\n")[:-1], 1):
             try:
                 entry = {"metrics": {}, **from_json(line)}
@@ -107,8 +107,9 @@ class Journal:
         self._done |= {entry["config"]: entry for entry in entries}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         scores = [(entry, entry.pop("scores", {})) for entry in entries]
-        with open(self.path, "a", encoding="utf-8") as journal:
-            journal.writelines(json.dumps(entry) + "\n" for entry in entries)
+        with held(self.path) as journal:
+            _mended(journal)
+            journal.write("".join(json.dumps(entry) + "\n" for entry in entries).encode())
         for entry, parts in scores:  # after the runs, which are not lost where these cannot be written
             for part, found in parts.items():
                 file = _scores_file(self.path.parent, entry, part)
@@ -116,6 +117,21 @@ class Journal:
                 buffer = io.BytesIO()
                 np.save(buffer, found)
                 write_whole(file, buffer.getvalue())
+
+
+def _ends(text: bytes) -> bool:
+    """Whether the last line of a journal is whole."""
+    return text[-1:] in (b"", b"\n")
+
+
+def _mended(file: IO[bytes]) -> bytes:
+    """What stands in a journal that nobody else writes meanwhile, less a last line that was cut off."""
+    file.seek(0)
+    text = file.read()
+    whole = text[: text.rfind(b"\n") + 1]
+    if whole != text:
+        file.truncate(len(whole))
+    return whole
 
 
 def key_of(config: Config) -> str:
@@ -219,8 +235,9 @@ class Federations:
         run.tracking.name = tracked.names[key_of(config)]
         return run
 
-    def drop(self, key: str) -> None:
-        self._loaded.pop(key, None)
+    def drop(self, *keys: str) -> None:
+        for key in keys:
+            self._loaded.pop(key, None)
 
 
 def finish(
@@ -252,6 +269,7 @@ def finish(
         for by_shape in by_data.values():
             first = next(iter(by_shape.values()))[0]
             first.train_first(federations.networks, lambda text: tick(0, text))
+        federations.drop(*by_data)  # each process loads its own
         _give_back()
         alike = [a for by_shape in by_data.values() for a in by_shape.values()]
         shares = _shares(alike, together, jobs)
@@ -305,7 +323,10 @@ def _beside(
     tracked: Tracked | None,
     networks: Path | None,
 ) -> None:
-    """Compute shares of runs, each of which are alike, in several processes."""
+    """Compute shares of runs, each of which are alike, in several processes.
+
+    When one fails no more are begun; those that run are waited for and written down, and then its error is raised.
+    """
     spawn = multiprocessing.get_context("spawn")  # a forked process would inherit torch's threads, and hang
     done = spawn.Value("d", 0.0)  # how much the processes have done, in runs; to write it waits for nobody
     with ProcessPoolExecutor(jobs, spawn, initializer=_begin, initargs=(done,)) as pool:
@@ -316,6 +337,7 @@ def _beside(
             for share in shares
         }
         words, told = f"{min(jobs, len(shares))} processes", 0.0
+        failed: BaseException | None = None
         tick(0, words)
         try:
             while waiting:
@@ -324,13 +346,18 @@ def _beside(
                 tick(now - told, words)
                 told = now
                 for share in ended:
-                    journal.add(share.result())
-        except BrokenProcessPool:
-            raise FedsaddleError(
-                f"jobs: one of {jobs} processes was killed, perhaps for want of memory; use fewer"
-            ) from None
+                    if (error := share.exception()) is None:
+                        journal.add(share.result())
+                    elif failed is None:
+                        failed, waiting = error, {other for other in waiting if not other.cancel()}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+    if isinstance(failed, BrokenProcessPool):
+        raise FedsaddleError(
+            f"jobs: one of {jobs} processes was killed, perhaps for want of memory; use fewer"
+        )
+    if failed is not None:
+        raise failed
 
 
 _done: Any = None  # of a process of several: how much all of them have done

@@ -203,8 +203,7 @@ class Site:
         try:
             if not file.exists():
                 self.memory.mkdir(parents=True, exist_ok=True)
-                write_whole(file, secrets.token_bytes(32))
-                file.chmod(0o600)
+                write_whole(file, secrets.token_bytes(32), 0o600)
             return file.read_bytes()
         except OSError as error:
             raise FedsaddleError(

@@ -412,9 +412,13 @@ class _at:
 def _check(plan: Plan, journal: Journal, federations: Federations, hear: Hear) -> None:
     """Let every run that is left check itself against its data, and see that the metric is measured."""
     seen = set()
-    for point, runs in zip(plan.points, plan.runs, strict=True):
-        if all(c in journal for c in runs):
-            continue
+    left = [p for p in zip(plan.points, plan.runs, strict=True) if not all(c in journal for c in p[1])]
+    data = list(dict.fromkeys(Federations.key(runs[0]) for _, runs in left))
+    loaded = data[:1]
+    for point, runs in sorted(left, key=lambda p: data.index(Federations.key(p[1][0]))):
+        if (wanted := Federations.key(runs[0])) != loaded[-1]:
+            federations.drop(*loaded[1:])  # the first is computed first, the others are loaded again
+            loaded = [data[0], wanted]
         with _at(point):
             run = federations.start(runs[0], hear=hear)
         tree, key = runs[0].tree, Federations.key(runs[0]) + to_toml(runs[0].tree["problem"])
