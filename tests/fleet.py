@@ -24,6 +24,7 @@ from torch import Tensor
 import fedsaddle as fs
 from fedsaddle import sampling
 from fedsaddle.config import Config
+from fedsaddle.deploy.drive import for_sites
 from fedsaddle.deploy.post import Post
 from fedsaddle.deploy.protocol import Reply, Request
 from fedsaddle.deploy.worker import Worker
@@ -198,7 +199,15 @@ def deployed(
     whole = fleet.sites[0].whole
     post = Post(fleet, {site.name: b"%d" % i for i, site in enumerate(fleet.sites)}, interval=0.01, look=0.02)
     setup = Config(config).build(whole)
-    engine = Deployment(post, run, json.dumps(config), {}, timeout, quorum, ["as it was"] * len(fleet.sites))
+    engine = Deployment(
+        post,
+        run,
+        json.dumps(for_sites(Config(config))),
+        {},
+        timeout,
+        quorum,
+        ["as it was"] * len(fleet.sites),
+    )
     return fs.train(
         *setup[:3], participation=setup.participation, **{k: v for k, v in setup.train.items() if k != "engine"},
         engine=engine, **more,

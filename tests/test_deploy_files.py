@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import ssl
 import stat
@@ -32,7 +33,7 @@ from flwr.supernode import start_client_internal as node
 import fedsaddle as fs
 from fedsaddle import cli
 from fedsaddle.config import load
-from fedsaddle.deploy import commands, drive, program
+from fedsaddle.deploy import commands, drive, link, program
 from fedsaddle.deploy.app import config_of, server
 from fedsaddle.deploy.drive import outline
 from fedsaddle.deploy.home import Home, LinkFile, certificates, create, private_key, public_pem
@@ -355,3 +356,21 @@ def test_an_example_app_trains_over_the_nodes_that_are_there(app: str, tmp_path:
     weights = load_file(tmp_path / "out" / "model.safetensors")
     got = torch.cat([v.flatten() for _, v in sorted(weights.items(), reverse=True)])
     torch.testing.assert_close(got, z[: len(got)], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("code", [0, -15, 1])
+def test_local_names_the_site_that_has_ended(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ended:
+        returncode = code
+
+        def poll(self) -> int:
+            return code
+
+    home = create(tmp_path / "federation", ["a", "b"], "127.0.0.1:9092")
+    monkeypatch.setattr(link, "superlink", lambda home: nullcontext())
+    monkeypatch.setattr(commands, "local_sites", lambda home: nullcontext({"b": Ended()}))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(FedsaddleError, match=r"site b has ended; see .*site\.log"):
+        commands.local(2, home.folder)

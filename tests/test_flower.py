@@ -15,6 +15,7 @@ from safetensors.torch import save
 pytest.importorskip("flwr")
 
 from fedsaddle.algorithms import codasca
+from fedsaddle.deploy.drive import missing
 from fedsaddle.deploy.protocol import Reply, Request
 from fedsaddle.deploy.worker import Agreed, Session
 from fedsaddle.errors import FedsaddleError
@@ -419,3 +420,40 @@ def test_another_version_at_the_server_is_refused(tmp_path: Path) -> None:
     agreed = Agreed("run1", "{}", (), 5, "without_replacement", torch.zeros(1, 3), "0.0.0-other")
     with pytest.raises(FedsaddleError, match=r"the server 0\.0\.0-other; install the same"):
         Session(agreed, Fleet(federation(), tmp_path).workers[0].site)
+
+
+def test_sites_need_no_file_and_no_device_of_the_server(tmp_path: Path) -> None:
+    whole, trace = federation(), tmp_path / "trace.jsonl"
+    trace.write_text("".join(f'{{"round": {r}, "clients": [0, 2]}}\n' for r in range(3)))
+    config = tree("codasca", device="cuda") | {"participation": {"name": "trace", "rounds": str(trace)}}
+    run = deployed(Fleet(whole, tmp_path), config)
+    trace.unlink()  # it is nowhere but at the server
+    assert [r["clients"] for r in run.records[1:]] == [[0, 2]] * 3 and run.metrics["failures"] == 0
+
+
+def test_a_site_that_was_restarted_now_and_then_is_not_sent_everything_for_ever(tmp_path: Path) -> None:
+    restarted = set()
+
+    def fault(i: int, request: Request, reply: Reply) -> list[Reply]:
+        round = request.head["round"]
+        if i == 2 and round in (1, 2, 3) and request.head["action"] == "work" and round not in restarted:
+            restarted.add(round)
+            fleet.restart(2)
+        return [reply]
+
+    fleet = Fleet(federation(), tmp_path, fault)
+    deployed(fleet, tree("codasca", rounds=7)).finish()
+    sent = [r.session for i, r in fleet.requests if i == 2 and r.head["round"] >= 5]
+    assert len(restarted) == 3 and sent and not any(sent)
+
+
+def test_who_is_connected_is_asked_once_a_look() -> None:
+    class Counted:
+        names, looks = tuple(map(str, range(20))), 0
+
+        def connected(self) -> dict[int, None]:
+            self.looks += 1
+            return dict.fromkeys(range(20))
+
+    post = Counted()
+    assert missing(post, 1.0, progress=False) == [] and post.looks == 1  # type: ignore[arg-type]

@@ -160,12 +160,9 @@ def local(
     with superlink(home), local_sites(home) as processes:
         print(f"{n} sites and their server run at {home.local}; Ctrl-C stops them")
         print(f"Now, elsewhere: fedsaddle deploy run {home.folder / 'run.toml'}", flush=True)
-        while all(process.poll() is None for process in processes.values()):
+        while not (ended := [name for name, process in processes.items() if process.poll() is not None]):
             time.sleep(0.5)
-    ended = [name for name, process in processes.items() if process.returncode not in (0, -signal.SIGTERM)]
-    raise FedsaddleError(
-        f"site {ended[0] if ended else '?'} has ended; see {home.site(ended[0]) / 'site.log'}"
-    )
+    raise FedsaddleError(f"site {ended[0]} has ended; see {home.site(ended[0]) / 'site.log'}")
 
 
 class local_sites:

@@ -129,12 +129,13 @@ def missing(post: Post, timeout: float, progress: bool | None = None) -> list[st
     """Wait until every site is connected, at most so many seconds; the sites that are not."""
     deadline = time.monotonic() + timeout
     with _Waiting(post, progress) as waiting:
-        while absent := [name for i, name in enumerate(post.names) if i not in (there := post.connected())]:
-            if time.monotonic() > deadline:
-                break
+        while True:
+            there = post.connected()
+            absent = [name for i, name in enumerate(post.names) if i not in there]
+            if not absent or time.monotonic() > deadline:
+                return absent
             waiting.update(len(there), absent)
             time.sleep(0.2)
-    return absent
 
 
 def meet(post: Post, timeout: float, progress: bool | None = None, named: bool = True) -> list[Summary]:
@@ -201,11 +202,17 @@ def _train(
     constants = agree(summaries)
     data = config.tree["data"]
     setup = config.build(outline(post.names, summaries, constants))
-    sent = {k: v for k, v in config.tree.items() if k != "data"}
-    sent["train"] = {k: v for k, v in sent["train"].items() if k != "track"}  # the server's own affair
     digests = [bytes(summary[DIGEST].numpy()).decode() for summary in summaries]
-    engine = Deployment(post, run, json.dumps(sent), constants, data["timeout"], data["quorum"], digests)
+    engine = Deployment(
+        post, run, json.dumps(for_sites(config)), constants, data["timeout"], data["quorum"], digests
+    )
     return config.start(setup, engine=engine, out=folder, progress=progress, resume=resume, allow=allow)
+
+
+def for_sites(config: Config) -> dict[str, Any]:
+    """What sites are told of a config: what is learned and how. Participants, files and devices are the server's affair."""
+    sent = {k: config.tree[k] for k in ("name", "model", "problem", "algorithm") if k in config.tree}
+    return sent | {"train": {k: config.tree["train"][k] for k in ("rounds", "seed")}}
 
 
 def outline(names: Sequence[str], summaries: Sequence[Summary], constants: Summary) -> Federation:

@@ -115,7 +115,8 @@ class Flower(Clients):
         self._session, self._numbers = pack(agreed), z.numel()
         self._digest = hashlib.sha256(self._session).hexdigest()
         self._joined: set[int] = set()  # sites that hold the session
-        self._lacked: Counter[int] = Counter()  # how often a site lacked what it had been sent
+        self._lacked: Counter[int] = Counter()  # how often in a row a site lacked what it had been sent
+        self._relied: set[int] = set()  # sites whose last message left out what they should hold
         self._tags: list[Tag | None] = [
             None
         ] * self.n_clients  # the version of each site's memory; None: blank
@@ -233,7 +234,9 @@ class Flower(Clients):
         head = head | {"run": self._deployment.run, "round": self.round, "session": self._digest}
         if self._deployment.digests:
             head["data"] = self._deployment.digests[i]
-        return Request(head, own, shared, b"" if i in self._joined and not full else self._session)
+        relies = i in self._joined and not full
+        (self._relied.add if relies else self._relied.discard)(i)
+        return Request(head, own, shared, b"" if relies else self._session)
 
     def _forgets(self, i: int) -> bool:
         """Whether a site holds nothing from message to message, as under Flower's own SuperNode, a process each."""
@@ -256,6 +259,8 @@ class Flower(Clients):
         if got.get("status") != "done":
             raise ClientWorkError(str(got.get("reason", "the site gives no reason")))
         self._joined.add(i)
+        if i in self._relied:  # it holds what it was sent: if it lacked something, it had been restarted
+            self._lacked[i] = 0
         check_size(reply.body, self._numbers)
         try:
             return unpack(reply.body, classes)
