@@ -650,3 +650,11 @@ def test_saving_an_own_module_and_an_algorithm(tumours: Any, tmp_path: Path) -> 
     ):
         with pytest.raises(FedsaddleError, match=message):
             wrong()
+
+
+def test_features_too_large_for_a_network_are_refused_in_words() -> None:
+    rng = np.random.default_rng(0)
+    x, y = 1e30 * rng.standard_normal((60, 3)), np.arange(60) % 2
+    classifier = fs.FederatedAUCClassifier("mlp", rounds=10, scale="none", random_state=0)
+    with pytest.raises(FedsaddleError, match=r"objective is (nan|inf) before training, .*scale = 'standard'"):
+        classifier.fit(x, y, groups=np.arange(60) // 20)

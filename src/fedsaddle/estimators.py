@@ -603,7 +603,12 @@ class FederatedAUCClassifier(FederatedClassifier):
             self._refuse("train_params: out needs an lr in algorithm_params, since several are tried without")
         rounds = min(self.rounds, max(10, self.rounds // 10))
         with spinner("choosing the step size", self.verbose):
-            _, left = tried(problem, algorithm, federation, "lr", STEPS, **settings | {"rounds": rounds})
+            start, left = tried(problem, algorithm, federation, "lr", STEPS, **settings | {"rounds": rounds})
+        if not left:
+            raise FedsaddleError(
+                f"{type(self).__name__}: the objective is {start} before training, features may be too large for "
+                "the model; scale them (scale = 'standard'), or give algorithm_params an lr"
+            )
         for i in range(left.index(min(left)), len(STEPS)):
             candidate = dataclasses.replace(algorithm, **{"lr": STEPS[i]})
             run = train(problem, candidate, federation, **settings | {"guard": 0})
