@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedsaddle import partitions
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
-from fedsaddle.partitions import PARTITIONS, TRANSFORMS, partition, transform
+from fedsaddle.partitions import PARTITIONS, TRANSFORMS, partition
 
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=120).map(np.array)
 COMPLETE = ("iid", "dirichlet", "sorted_share", "blocks", "one_class", "natural")
@@ -312,14 +312,14 @@ def federation(y: np.ndarray, clients: int = 4) -> Federation:
 )
 def test_remove_positives(y: np.ndarray, share: float, seed: int) -> None:
     fed = federation(y)
-    less = transform("remove_positives", fed, seed, share=share)
+    less = partitions.remove_positives(fed, share, seed=seed)
     kept = int(less.data["y"].sum())
     only = int((fed.class_counts()[:, 0] == 0).sum())
     assert int((less.data["y"] == 0).sum()) == (y == 0).sum()
     assert int((1 - share) * y.sum() + 1e-9) <= kept <= max(int((1 - share) * y.sum() + 1e-9), only)
     assert less.sizes.min() >= 1
     assert less.test is fed.test
-    assert torch.equal(less.data["x"], transform("remove_positives", fed, seed, share=share).data["x"])
+    assert torch.equal(less.data["x"], partitions.remove_positives(fed, share, seed=seed).data["x"])
 
 
 def test_remove_positives_leaves_cycp_s_numbers() -> None:
@@ -364,13 +364,6 @@ def test_transform_refusals() -> None:
     fed = federation(np.arange(20) % 2)
     many = federation(np.arange(20) % 3)
     assert set(TRANSFORMS) == {"remove_positives", "flip_labels", "thin_clients"}
-    refused(
-        "transform 'flip_label' is unknown: did you mean 'flip_labels'?", lambda: transform("flip_label", fed)
-    )
-    refused("transform flip_labels: option 'share' is needed", lambda: transform("flip_labels", fed))
-    refused(
-        "option 'shares' is unknown: did you mean 'share'?", lambda: transform("flip_labels", fed, shares=1)
-    )
     refused("remove_positives: share must be in [0, 1), got 1", lambda: partitions.remove_positives(fed, 1))
     refused("flip_labels: share must be in [0, 1], got -1", lambda: partitions.flip_labels(fed, -1))
     refused("flip_labels: of 'both' is unknown", lambda: partitions.flip_labels(fed, 0.5, of="both"))

@@ -6,6 +6,8 @@ and is counted here, for every engine alike.
     mean(work, message)     one phase; the (weighted) mean of the replies, and the share of all clients in it
     gather(work, message)   one phase; all replies
     sample(m, p)            draw other participants than the round's, to pass as `who`
+    everyone()              all clients, to pass as `who`
+    integer(n)              a uniform number for the server itself
     places(n, k)            for each participant, k places in pools of n that the server holds
     round_size()            how many the round's participants are
     forget()                all clients drop their memory (no traffic: a flag in the next message)

@@ -1,8 +1,9 @@
 """Cohort: S clients at work in one phase, as their work sees them. A deployed site is a cohort of one.
 
 Every vector is [S, d]: the client axis is always -2 and the vector axis -1, so element-wise mathematics reads as in the
-papers. `scan` is the local loop and the only place that an engine makes fast; `field` is the only place that
-differentiates. A batch is opaque: it comes from `scan`, `batch` or `everything` and goes back to `field` or `apply`.
+papers. `scan` is the local loop and the only place that an engine makes fast. Derivatives are the problem's: `field` and
+`each_field` ask for them, and work on pairs pulls its own back through the scores. A batch is opaque: it comes from `scan`,
+`batch` or `everything` and goes back to `field` or `apply`.
 
 A problem on pairs of samples has two sides, such as positives and negatives. A minibatch of `scan` then is B samples of each
 client's first side, followed by B of its second.

@@ -79,12 +79,12 @@ from fedsaddle.flat import FlatModel
 from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK, SCORES, TANGENT
 from fedsaddle.ingest import in_file
 from fedsaddle.keys import Tree, unknown_key
+from fedsaddle.kinds import OF_CLASSES
 from fedsaddle.networks import Networks
 from fedsaddle.parse import from_toml, read_toml
 from fedsaddle.participation import Participation
 from fedsaddle.problem import ModelProblem, Problem
 from fedsaddle.problems import PROBLEMS, QuadraticSaddle, quadratic_federation
-from fedsaddle.problems.erm import OF_CLASSES
 from fedsaddle.schema import GENERATED, HELD_OUT, NAMED, arguments, factory, filled, keys
 from fedsaddle.toml import quoted, to_toml
 from fedsaddle.trackers import Track

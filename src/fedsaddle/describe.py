@@ -20,7 +20,7 @@ from fedsaddle.toml import quoted, to_toml
 
 
 def things(kind: Kind) -> Mapping[str, Any]:
-    """Name -> class, function, DatasetInfo, EngineInfo, Grid or a description."""
+    """Name -> class, function, DatasetInfo, Grid or a description."""
     if kind is Kind.experiments:
         return experiments()
     if kind is Kind.grids:

@@ -18,7 +18,7 @@ from fedsaddle.data import DATASETS, DatasetInfo, data_folder, fetch
 from fedsaddle.errors import FedsaddleError, first_line
 
 CORE = (
-    "torch>=2.4", "numpy>=1.26", "scikit-learn>=1.6", "pandas>=2.1", "safetensors>=0.4", "pydantic>=2.6", "typer>=0.12",
+    "torch>=2.7", "numpy>=1.26", "scikit-learn>=1.6", "pandas>=2.1", "safetensors>=0.4", "pydantic>=2.6", "typer>=0.12",
     "rich>=13",
 )  # fmt: skip
 EXTRAS = {  # what each is for, and what it brings; `dev` is for work on fedsaddle itself
@@ -94,7 +94,7 @@ def _core(package: str) -> Finding:
 
 
 def _name(package: str) -> str:
-    """That of a requirement such as "torch>=2.4"."""
+    """That of a requirement such as "torch>=2.7"."""
     return re.split(r"[\[<>=]", package)[0]
 
 

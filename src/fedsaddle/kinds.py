@@ -1,4 +1,4 @@
-"""The kinds of things that have names, which `fedsaddle list` lists."""
+"""The kinds of things that have names, which `fedsaddle list` lists, and of losses; needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -41,3 +41,4 @@ SECTION = {  # of a config, where a kind's names and parameters go
     Kind.transforms: "transform",
     Kind.participation: "participation",
 }
+OF_CLASSES = ("cross_entropy", "one_hot")  # losses of an ERM problem with one output a class

@@ -416,17 +416,9 @@ def thin_clients(
     return federation.keep(keep)
 
 
-TRANSFORMS: dict[str, Callable[..., Federation]] = {
+TRANSFORMS: dict[str, Callable[..., Federation]] = {  # of the training data, not of test sets
     change.__name__: change for change in (remove_positives, flip_labels, thin_clients)
 }
-
-
-def transform(name: str, federation: Federation, seed: int = 0, **options: Any) -> Federation:
-    """Change a federation's training data, not its test sets, by a transform in `TRANSFORMS`."""
-    if name not in TRANSFORMS:
-        raise unknown("transform", name, TRANSFORMS)
-    check_options(f"transform {name}", TRANSFORMS[name], options, skip=("federation", "seed"))
-    return TRANSFORMS[name](federation, seed=seed, **options)
 
 
 # ---------------------------------------------------------------------------------------------- helpers

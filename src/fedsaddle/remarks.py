@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedsaddle.kinds import OF_CLASSES
+
 _NAMED = 5  # clients in a sentence
 _FEW = 10  # samples of a class; with fewer an AUC says little
 _SWING = 0.03  # of an AUC or accuracy from one late evaluation to another; more is said
@@ -144,9 +146,7 @@ def _of_accuracy(result: dict[str, Any]) -> list[str]:
         classes[i] if i < len(classes) else str(i): sum(column)
         for i, column in enumerate(zip(*counts, strict=True))
     }
-    if (
-        problem.get("loss") not in ("cross_entropy", "one_hot") and len(totals) > 2
-    ):  # one class against the rest
+    if problem.get("loss") not in OF_CLASSES and len(totals) > 2:  # one class against the rest
         name = list(totals)[problem.get("positive", 1)]
         totals = {name: totals[name], f"not {name}": sum(totals.values()) - totals[name]}
     most = max(totals, key=totals.__getitem__)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fedsaddle.federation import Federation
 
 Array = npt.NDArray[Any]
-PARTS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,11 +224,6 @@ class DatasetInfo:
     numeric: int | None = None
     image: bool = False
     facts: Mapping[str, Sequence[int] | int] = field(default_factory=dict)
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """Where `download` gets the files from."""
-        return tuple(file.url for file in self.layouts[-1].unique_files()) if self.layouts else ()
 
     def check(self, raw: Raw, where: Path) -> Raw:
         """Refuse data that does not have the published numbers of rows."""

@@ -13,11 +13,11 @@ from torch.nn import functional
 from fedsaddle import metrics
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
+from fedsaddle.kinds import OF_CLASSES
 from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.problem import Batch, Data, ModelProblem
 
 LOSSES = ("logistic", "cross_entropy", "squared", "one_hot")
-OF_CLASSES = ("cross_entropy", "one_hot")  # one output a class
 
 
 @dataclass(frozen=True, eq=False)
