@@ -195,7 +195,8 @@ def torchrun(*command: str | Path, cwd: Path, processes: int = 2) -> subprocess.
         port = s.getsockname()[1]
     options = (f"--nproc-per-node={processes}", "--master-addr=127.0.0.1", f"--master-port={port}")
     here = Path(__file__).parent.parent
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(here), str(cwd)])}
+    path = [str(here), str(cwd), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
     return subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *options, *map(str, command)],
         cwd=cwd, env=environment, capture_output=True, text=True, timeout=90,
