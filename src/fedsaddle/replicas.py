@@ -53,8 +53,6 @@ def stackable(runs: Sequence[Run]) -> str | None:
             return "problems differ"
         if mine.participation != other.participation or not _fixed_size(mine.participation):
             return "participation differs, or is of no fixed size without failures"
-        if not _alike(mine.shares(), other.shares()):
-            return "unequal groups are shuffled by the seed, so objectives differ"
         if type(run.algorithm) is not type(first.algorithm):
             return "algorithms differ"
         for f in fields(run.algorithm):
@@ -65,6 +63,8 @@ def stackable(runs: Sequence[Run]) -> str | None:
             for special in (0.0, run.algorithm.branching.get(f.name, 0.0)):
                 if real and (a == special) != (b == special):
                     return f"algorithm.{f.name} is {special:g} in some, which decides a branch"
+        if not _alike(mine.shares(), other.shares()):
+            return "unequal groups are shuffled by the seed, so objectives differ"
     return None
 
 
