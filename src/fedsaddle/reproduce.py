@@ -33,6 +33,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -125,7 +126,7 @@ def reproduce(
     out = out or Path("runs") / "reproduce" / f"{name}{variant}{'-quick' if quick else ''}"
     out.mkdir(parents=True, exist_ok=True)
     seeds: Sequence[int] = experiment.SEEDS[:1] if quick else experiment.SEEDS
-    clock = _Clock(out / "seconds.json")
+    clock = _Clock(out / "sittings")
     journal = Journal(out / "runs.jsonl", getattr(experiment, "CURVES", ()))
     federations = journal.federations()
     together = experiment.together(**chosen) if hasattr(experiment, "together") else TOGETHER
@@ -196,23 +197,24 @@ def _judged(experiment: ModuleType, results: dict[str, Any], out: Path) -> None:
 
 
 class _Clock:
-    """Seconds that an experiment has taken, those of sittings that were cut off too.
+    """Seconds that an experiment has taken, those of sittings that were cut off and of processes at other parts too.
 
     Args:
-        file: keeps them.
+        folder: has a file for each sitting.
     """
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.earlier = float(json.loads(file.read_text())) if file.exists() else 0.0
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.file = folder / f"{time.time_ns()}-{os.getpid()}.json"  # no other process writes it
         self.started = self.written = time.perf_counter()
 
     def read(self) -> float:
-        return self.earlier + time.perf_counter() - self.started
+        others = (json.loads(f.read_text()) for f in self.file.parent.glob("*.json") if f != self.file)
+        return sum(others, time.perf_counter() - self.started)
 
     def write(self) -> None:
         self.written = time.perf_counter()
-        write_whole(self.file, json.dumps(round(self.read(), 1)).encode())
+        write_whole(self.file, json.dumps(round(self.written - self.started, 1)).encode())
 
     def ticking(self, tick: Tick) -> Tick:
         """The same tick, which also writes the time down, every few seconds."""
