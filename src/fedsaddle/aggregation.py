@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.projections import called
+from fedsaddle.parse import called
 
 Rule = Callable[[Tensor, Tensor], Tensor]
 

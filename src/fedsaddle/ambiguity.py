@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.projections import called, capped_simplex, simplex
+from fedsaddle.parse import called
+from fedsaddle.projections import capped_simplex, simplex
 
 
 class Ambiguity(ABC):

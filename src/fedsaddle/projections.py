@@ -6,17 +6,16 @@ The factories take the constraint's size: `box(-1, 1)`, `ball(10)`, `l1(0.001)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.parse import called
 
 Prox = Callable[[Tensor, "float | Tensor"], Tensor]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -161,21 +160,3 @@ def regulariser(spec: str) -> Regulariser:
         known = ", ".join(name for name, make in PROJECTIONS.items() if isinstance(make(), Regulariser))
         raise FedsaddleError(f"regulariser: {spec!r} is a projection; known are {known}, such as l1(0.001)")
     return found
-
-
-def called(spec: str, table: Mapping[str, Callable[..., T]], remedy: str, what: str = "prox") -> T:
-    """The thing that a text such as "l1(0.001)" names in a table, made with its numbers."""
-    name, _, arguments = spec.strip().partition("(")
-    if name not in table:
-        raise FedsaddleError(f"{what}: unknown name {name!r}; known are {', '.join(table)}, {remedy}")
-    try:
-        if arguments and not arguments.endswith(")"):
-            raise ValueError
-        numbers = [float(a) for a in arguments[:-1].split(",") if a.strip()]
-        return table[name](*numbers)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, FedsaddleError):
-            raise
-        raise FedsaddleError(
-            f"{what}: {spec!r} is not a valid call of {name}, whose arguments are numbers"
-        ) from None
