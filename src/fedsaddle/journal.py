@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 from collections import Counter
@@ -108,7 +109,10 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         scores = [(entry, entry.pop("scores", {})) for entry in entries]
         with held(self.path) as journal:
-            _mended(journal)
+            if journal.tell() > 0:  # at its end
+                journal.seek(-1, os.SEEK_END)
+                if journal.read() != b"\n":
+                    _mended(journal)
             journal.write("".join(json.dumps(entry) + "\n" for entry in entries).encode())
         for entry, parts in scores:  # after the runs, which are not lost where these cannot be written
             for part, found in parts.items():
