@@ -92,6 +92,8 @@ def test_resnet18_parameter_count() -> None:
     stem, head = 27 * 64 + 2 * 64, 512 + 1
     stages = stage(64, 64) + stage(64, 128) + stage(128, 256) + stage(256, 512)
     assert count(ResNet18()) == stem + stages + head == 11_169_345
+    large = 7 * 7 * 3 * 64 + 2 * 64  # torchvision's resnet18(num_classes=1) has as many
+    assert count(ResNet18(stem="large")) == large + stages + head == 11_177_025
 
 
 def test_densenet121_parameter_count() -> None:
@@ -123,10 +125,14 @@ class Straight:
         return F.linear(x.mean((2, 3)), next(self.p), next(self.p))
 
 
-def test_resnet18_follows_the_paper() -> None:
-    model, x = randomised(ResNet18()).double(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
+@pytest.mark.parametrize("stem", ["small", "large"])
+def test_resnet18_follows_the_paper(stem: str) -> None:
+    model, x = randomised(ResNet18(stem=stem)).double(), torch.randn(2, 3, 24, 24, dtype=torch.float64)
     net = Straight(model)
-    h = net.norm(net.conv(x)).relu()
+    large = stem == "large"
+    h = net.norm(net.conv(x, 2 if large else 1)).relu()
+    h = F.max_pool2d(h, 3, 2, 1) if large else h
+    assert h.shape == (2, 64, 6, 6) if large else (2, 64, 24, 24)
     for stride, widens in [(1, False), (1, False), (2, True), (1, False)] + 2 * [(2, True), (1, False)]:
         branch = net.norm(net.conv(net.norm(net.conv(h, stride)).relu()))
         h = (branch + (net.norm(net.conv(h, stride)) if widens else h)).relu()
@@ -206,6 +212,7 @@ def test_groups_divide_the_channels(groups: int, expected: int) -> None:
         ("mlp", (5,), {"hidden": (8, -1)}, "MLP: each width in hidden must be an integer >= 1, got -1"),
         ("cnn", (3, 18, 18), {"width": 0}, "CNN: width must be an integer >= 1, got 0"),
         ("resnet18", (3, 8, 8), {"groups": 0}, "ResNet18: groups must be an integer >= 1, got 0"),
+        ("resnet18", (3, 8, 8), {"stem": "huge"}, "ResNet18: stem must be small or large, got 'huge'"),
         ("densenet121", (3, 8, 8), {"groups": 2.5}, "DenseNet121: groups must be an integer >= 1, got 2.5"),
     ],
 )

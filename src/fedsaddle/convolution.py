@@ -6,15 +6,19 @@ as patches times kernels (im2col) it becomes one batched matrix product (`convol
 
 In bfloat16 on an NVIDIA GPU (Ampere or newer) the product reads its patches where they lie (`kernels.py`). Patches are made
 where that does not apply: without Triton, in another precision, with unequal strides or paddings, when the output channels
-are no multiple of 16, and from 2^31 numbers a client on; a 1x1 convolution needs neither. Under the compiler `group_norm` in
+are no multiple of 16, and from 2^31 numbers a client on; a 1x1 convolution needs neither. Before that, taps that never meet
+a pixel are left out (`_met`), as eight of nine on images of one pixel, and where the stride is larger than one on few channels
+blocks of pixels become channels (`_in_blocks`), as in the first layer of a network. Under the compiler `group_norm` in
 bfloat16 is written as sums over pixels and one element-wise map, and `max_pool` as comparisons, which are fused with the
 layers around them. The mean over all pixels is a plain mean: adaptive pooling of such images has no batching rule.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +38,10 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padd
     if torch.is_autocast_enabled(x.device.type):  # before patches are made, which are many times larger
         low = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(low), weight.to(low)
+    weight, padding = _met(weight, x.shape[2:4], stride, padding)
+    if stride[0] == stride[1] > 1 and stride[0] ** 2 * x.shape[-1] <= 16 and weight.shape[2:4] != (1, 1):
+        x, weight = _in_blocks(x, weight, stride[0], padding)
+        stride, padding = (1, 1), (0, 0)
     plain = (*weight.shape[2:4], *stride) == (1, 1, 1, 1)  # a matrix product as it stands
     even = stride[0] == stride[1] and padding[0] == padding[1]
     if even and not plain and _readable(x, weight):
@@ -43,6 +51,32 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padd
     else:
         y = _patches_times_kernels(x, weight, stride, padding)
     return y if bias is None else y + bias.to(y.dtype)[:, None, None, None]
+
+
+def _met(weight: Tensor, size: Sequence[int], stride: Pair, padding: Pair) -> tuple[Tensor, Pair]:
+    """The taps of weight [S, O, k_h, k_w, C] that meet a pixel of images of this size, and the padding they need."""
+    kept, needed = [slice(None), slice(None)], list(padding)
+    for axis, (n, k, s, p) in enumerate(zip(size, weight.shape[2:4], stride, padding, strict=True)):
+        places = (n + 2 * p - k) // s + 1
+        met = [i for i in range(k) if any(0 <= r * s + i - p < n for r in range(places))]
+        if met and met[0] <= p and (n + 2 * (p - met[0]) - len(met)) // s + 1 == places:
+            kept[axis], needed[axis] = slice(met[0], met[-1] + 1), p - met[0]
+    return weight[:, :, kept[0], kept[1]], (needed[0], needed[1])
+
+
+def _in_blocks(x: Tensor, weight: Tensor, s: int, padding: Pair) -> tuple[Tensor, Tensor]:
+    """A convolution of stride s as one of stride 1 without padding: each s x s block of pixels is one of s^2 C channels."""
+    grow: list[int] = []  # of x, from the last axis of the two on
+    more: list[int] = []  # of weight: taps of 0 after its own, up to a multiple of s
+    for n, k, p in zip(x.shape[3:1:-1], weight.shape[3:1:-1], padding[::-1], strict=True):
+        blocks = (n + 2 * p - k) // s + -(-k // s)
+        grow += [p, s * blocks - n - p]
+        more += [0, -k % s]
+    x, weight = functional.pad(x, [0, 0, *grow]), functional.pad(weight, [0, 0, *more])
+    x, weight = (
+        v.unflatten(3, (-1, s)).unflatten(2, (-1, s)).transpose(3, 4).flatten(4) for v in (x, weight)
+    )
+    return x, weight
 
 
 def _patches_times_kernels(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
@@ -126,47 +160,68 @@ def group_norm(
     return (v * scale[:, :, None, None] + shift[:, :, None, None]).to(x.dtype)
 
 
-def max_pool(x: Tensor, k_h: int, k_w: int) -> Tensor:
-    """The largest pixels of x [..., H, W, C] in windows side by side, as functional.max_pool2d: the first of equals, NaN.
+class Windows(NamedTuple):
+    """Those of a pooling."""
+
+    size: Pair
+    stride: Pair
+    padding: Pair
+
+
+def max_pool(x: Tensor, windows: Windows) -> Tensor:
+    """The largest pixels of x [..., H, W, C] in windows, as functional.max_pool2d: the first of equals, NaN.
 
     Under the compiler the pixel of a window is found by comparisons and then picked, so that its derivative, too, is a map
     of single pixels.
     """
     if not torch.compiler.is_compiling():
-        images = functional.max_pool2d(x.flatten(0, -4).permute(0, 3, 1, 2), (k_h, k_w))
+        images = functional.max_pool2d(x.flatten(0, -4).permute(0, 3, 1, 2), *windows)
         pooled = images.permute(0, 2, 3, 1)
         return pooled.reshape(*x.shape[:-3], *pooled.shape[1:])
-    return _picked(x, k_h, k_w)
+    return _picked(x, windows)
 
 
-def _picked(x: Tensor, k_h: int, k_w: int) -> Tensor:
-    h, w = x.shape[-3] // k_h, x.shape[-2] // k_w
-    x = (
-        x[..., : h * k_h, : w * k_w, :].unflatten(-2, (w, k_w)).unflatten(-4, (h, k_h))
-    )  # [..., h, k_h, w, k_w, C]
-    largest = x[..., 0, :, 0, :]
+def _picked(x: Tensor, windows: Windows) -> Tensor:
+    (k_h, k_w), (s_h, s_w), (p_h, p_w) = windows
+    if p_h or p_w:
+        x = functional.pad(x, (0, 0, p_w, p_w, p_h, p_h), value=-math.inf)
+    h, w = (x.shape[-3] - k_h) // s_h + 1, (x.shape[-2] - k_w) // s_w + 1
+    if (s_h, s_w) == (k_h, k_w):  # side by side: each pixel is in one window
+        x = x[..., : h * k_h, : w * k_w, :].unflatten(-2, (w, k_w)).unflatten(-4, (h, k_h))
+        pixels = [x[..., k // k_w, :, k % k_w, :] for k in range(k_h * k_w)]  # [..., h, k_h, w, k_w, C]
+    else:
+        pixels = [
+            x[..., i : i + (h - 1) * s_h + 1 : s_h, j : j + (w - 1) * s_w + 1 : s_w, :]
+            for i in range(k_h)
+            for j in range(k_w)
+        ]
+    largest = pixels[0]
     place = torch.zeros_like(largest, dtype=torch.int32)
-    for k in range(1, k_h * k_w):
-        pixel = x[..., k // k_w, :, k % k_w, :]
+    for k, pixel in enumerate(pixels):
         larger = (pixel > largest) | pixel.isnan()
         largest, place = torch.where(larger, pixel, largest), torch.where(larger, k, place)
+    if (s_h, s_w) != (k_h, k_w):
+        return sum((torch.where(place == k, v, 0.0) for k, v in enumerate(pixels)), torch.zeros_like(largest))
     places = torch.arange(k_h * k_w, device=x.device, dtype=torch.int32).view(k_h, 1, k_w, 1)
     return torch.where(place.unsqueeze(-2).unsqueeze(-4) == places, x, 0.0).sum((-4, -2), dtype=x.dtype)
 
 
-def side_by_side(
+def small_windows(
     kernel_size: Any,
     stride: Any = None,
     padding: Any = 0,
     dilation: Any = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Pair | None:
-    """The windows of a pooling that `max_pool` computes: side by side, and of few pixels to compare; None of any other."""
+) -> Windows | None:
+    """The windows of a pooling that `max_pool` computes: plain ones of few pixels to compare; None of any other."""
     size = _pair(kernel_size)
-    beside = not stride or _pair(stride) == size
-    simple = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
-    return size if beside and simple and size[0] * size[1] <= 9 else None
+    plain = _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
+    return (
+        Windows(size, _pair(stride) if stride else size, _pair(padding))
+        if plain and size[0] * size[1] <= 9
+        else None
+    )
 
 
 def _pair(value: Any) -> Pair:
@@ -189,9 +244,9 @@ class matrix_convolutions(TorchFunctionMode):
         ):
             return group_norm(*args, **(kwargs or {}))
         if func in (functional.max_pool2d, torch.max_pool2d) and torch.compiler.is_compiling():
-            size = side_by_side(*args[1:], **(kwargs or {}))
-            if size is not None:
-                return max_pool(args[0].movedim(-3, -1), *size).movedim(-1, -3)
+            windows = small_windows(*args[1:], **(kwargs or {}))
+            if windows is not None:
+                return max_pool(args[0].movedim(-3, -1), windows).movedim(-1, -3)
         if func is functional.adaptive_avg_pool2d and args[1:] in ((1,), ((1, 1),)):
             return args[0].mean((-2, -1), keepdim=True)
         return func(*args, **(kwargs or {}))

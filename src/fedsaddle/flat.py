@@ -3,7 +3,7 @@
 A user's module runs under vmap, whatever it is. A plain stack of layers (nn.Sequential of dense layers, convolutions,
 poolings, group norms and element-wise functions) is called layer by layer instead, which is faster: vmap costs more than the
 mathematics of a small model, and gives convolutions and poolings a layout that is slow. On a GPU this holds for stacks
-of dense layers, plain convolutions and max-pooling over small windows side by side; others run under vmap.
+of dense layers, plain convolutions and max-pooling over small windows; others run under vmap.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fedsaddle import models
-from fedsaddle.convolution import convolved, matrix_convolutions, max_pool, plain_convolution, side_by_side
+from fedsaddle.convolution import (
+    Windows,
+    convolved,
+    matrix_convolutions,
+    max_pool,
+    plain_convolution,
+    small_windows,
+)
 
 
 class ModuleAt(NamedTuple):
@@ -275,8 +282,8 @@ def _on_pixels(layer: nn.Module) -> bool:
     return not isinstance(layer, _ON_IMAGES)
 
 
-def _windows(pool: nn.MaxPool2d) -> tuple[int, int] | None:
-    return side_by_side(pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
+def _windows(pool: nn.MaxPool2d) -> Windows | None:
+    return small_windows(pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
 
 
 def _run(
@@ -311,9 +318,9 @@ def _run(
             assert how is not None
             x = convolved(x, weight, next(parts) if layer.bias is not None else None, *how)
         elif isinstance(layer, nn.MaxPool2d) and channels_last:
-            size = _windows(layer)
-            assert size is not None
-            x = max_pool(x, *size)
+            windows = _windows(layer)
+            assert windows is not None
+            x = max_pool(x, windows)
         elif isinstance(layer, nn.Conv2d):
             weight = next(parts).reshape(-1, *layer.weight.shape[1:])  # [S O, C, h, w]
             bias = next(parts).flatten() if layer.bias is not None else None

@@ -106,22 +106,34 @@ class CNN(nn.Sequential):
 
 
 class ResNet18(nn.Sequential):
-    """ResNet-18 for small images: 3x3 stem without pooling, GroupNorm.
+    """ResNet-18 with GroupNorm.
 
     Args:
         channels: channels of the images [B, channels, H, W], >= 1; [B, H, W] works for one.
         outputs: scores for each image, >= 1.
         groups: upper limit of the groups in a GroupNorm, >= 1.
+        stem: what comes before the residual blocks: "small" suits images of about 32 pixels, a 3x3 convolution that keeps
+            their size; "large" is that of the paper, 7x7 with stride 2 and 3x3 max-pooling with stride 2, which leaves a
+            sixteenth of the pixels and of the work.
 
     Reference: He et al., Deep residual learning for image recognition, CVPR 2016 (sections 3.3 and 4.2).
     """
 
-    def __init__(self, channels: int = 3, outputs: int = 1, groups: int = 32) -> None:
+    def __init__(self, channels: int = 3, outputs: int = 1, groups: int = 32, stem: str = "small") -> None:
         _integer("ResNet18", "channels", channels)
         _integer("ResNet18", "outputs", outputs)
         _integer("ResNet18", "groups", groups)
-        layers: list[nn.Module] = [Images(), _conv(channels, 64, 3), _norm(64, groups), nn.ReLU()]
+        if stem not in ("small", "large"):
+            raise FedsaddleError(f"ResNet18: stem must be small or large, got {stem!r}")
         width = 64
+        large = stem == "large"
+        layers: list[nn.Module] = [
+            Images(),
+            _conv(channels, width, 7, stride=2) if large else _conv(channels, width, 3),
+            _norm(width, groups),
+            nn.ReLU(),
+            *([nn.MaxPool2d(3, stride=2, padding=1)] if large else []),
+        ]
         for stage, stage_width in enumerate((64, 128, 256, 512)):
             layers.append(_Residual(width, stage_width, stride=1 if stage == 0 else 2, groups=groups))
             layers.append(_Residual(stage_width, stage_width, stride=1, groups=groups))
