@@ -26,10 +26,10 @@ from fedsaddle.parse import from_toml
 SHAPES = {"cifar10": (3, 32, 32)}
 
 
-def tflop(model: str, data: str) -> float:
+def tflop(model: tuple[tuple[str, Any], ...], data: str) -> float:
     """Of one sample's forward and backward pass."""
     with FlopCounterMode(display=False) as counter:
-        models.build(model, SHAPES[data])(torch.zeros(1, *SHAPES[data])).sum().backward()
+        models.build(sample_shape=SHAPES[data], **dict(model))(torch.zeros(1, *SHAPES[data])).sum().backward()
     return float(counter.get_total_flops()) / 1e12
 
 
@@ -53,18 +53,20 @@ def together(runs: list[tuple[float, dict[str, Any]]]) -> float:
 
 def main(paths: list[str]) -> None:
     for path in paths:
-        by_method: dict[tuple[str, str, int], list[tuple[float, dict[str, Any]]]] = defaultdict(list)
+        by_method: dict[tuple[str, tuple[tuple[str, Any], ...], int], list[tuple[float, dict[str, Any]]]] = (
+            defaultdict(list)
+        )
         for line in Path(path).read_text().splitlines():
             entry = json.loads(line)
             config, seconds = from_toml(entry["config"]), entry["metrics"].get("seconds")
             if seconds is not None and config["data"]["name"] in SHAPES:
-                what = config["algorithm"]["name"], config["model"]["name"], samples(config)
+                what = config["algorithm"]["name"], tuple(config["model"].items()), samples(config)
                 by_method[what].append((seconds, config))
         print(f"{path}\n{'method':20} {'model':10} samples  runs  minutes  client steps/s  TFLOP/s")
         for (method, model, n), runs in by_method.items():
             steps, seconds = sum(client_steps(config) for _, config in runs), together(runs)
             print(
-                f"{method:20} {model:10} {n:7d} {len(runs):5d} {seconds / 60:8.1f} "
+                f"{method:20} {dict(model)['name']:10} {n:7d} {len(runs):5d} {seconds / 60:8.1f} "
                 f"{steps / seconds:15,.0f} {steps * n * tflop(model, 'cifar10') / seconds:8.1f}"
             )
 

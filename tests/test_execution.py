@@ -10,7 +10,8 @@ from torch import nn
 
 import fedsaddle as fs
 from fedsaddle import cohort, compiling, convolution, flat
-from fedsaddle.convolution import conv2d, group_norm, matrix_convolutions, max_pool
+from fedsaddle.convolution import Windows, conv2d, group_norm, matrix_convolutions, max_pool
+from fedsaddle.engines import simulation
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.flat import FlatModel
@@ -262,16 +263,38 @@ def test_refusals(federation: fs.Federation, option: str, value: object) -> None
 
 
 @pytest.mark.parametrize(
-    ("channels", "out", "kernel", "stride", "padding"),
-    [(3, 5, 3, 1, 0), (4, 2, 3, 2, 1), (3, 4, 1, 2, 0), (2, 3, (3, 1), (1, 2), (1, 0))],
-)
-def test_patches_times_kernels_are_a_convolution(channels, out, kernel, stride, padding) -> None:
+    ("channels", "out", "kernel", "stride", "padding", "size"),
+    [
+        (3, 5, 3, 1, 0, (9, 8)), (4, 2, 3, 2, 1, (9, 8)), (3, 4, 1, 2, 0, (9, 8)), (2, 3, (3, 1), (1, 2), (1, 0), (9, 8)),
+        (3, 4, 7, 2, 3, (32, 32)), (3, 4, 7, 2, 3, (9, 8)), (1, 2, 5, 3, 1, (11, 9)), (2, 3, (4, 2), 2, (1, 0), (8, 7)),
+        (5, 3, 3, 1, 1, (1, 1)), (5, 3, 3, 2, 1, (2, 2)), (5, 3, 3, 1, 1, (1, 4)), (5, 3, 3, 1, 1, (2, 2)), (2, 3, 5, 2, 2, (1, 2)),
+    ],
+)  # fmt: skip
+def test_patches_times_kernels_are_a_convolution(channels, out, kernel, stride, padding, size) -> None:
+    """Also as blocks of pixels, and without the taps that meet no pixel."""
     conv = nn.Conv2d(channels, out, kernel, stride=stride, padding=padding).double()
-    x = torch.randn(2, channels, 9, 8, dtype=torch.float64)
-    y = conv2d(x, conv.weight, conv.bias, stride, padding)
-    torch.testing.assert_close(y, conv(x), rtol=0, atol=1e-12)
+    x = torch.randn(2, channels, *size, dtype=torch.float64, requires_grad=True)
+    y, theirs = conv2d(x, conv.weight, conv.bias, stride, padding), conv(x)
+    torch.testing.assert_close(y, theirs, rtol=0, atol=1e-12)
     with matrix_convolutions():
         torch.testing.assert_close(conv(x), y, rtol=0, atol=0)
+    g = torch.randn_like(y)
+    for of_ours, of_theirs in zip(
+        *(torch.autograd.grad(v, [x, *conv.parameters()], g) for v in (y, theirs)), strict=True
+    ):
+        torch.testing.assert_close(of_ours, of_theirs, rtol=0, atol=1e-12)
+
+
+def test_taps_that_meet_no_pixel_are_not_multiplied() -> None:
+    weight = torch.randn(2, 5, 3, 3, 4)
+    for size, stride, shape, padding in (
+        ((1, 1), 1, (1, 1), (0, 0)),
+        ((2, 2), 2, (2, 2), (0, 0)),
+        ((1, 2), 1, (1, 3), (0, 1)),
+        ((2, 2), 1, (3, 3), (1, 1)),
+    ):
+        met, needed = convolution._met(weight, size, (stride, stride), (1, 1))
+        assert met.shape[2:4] == shape and needed == padding
 
 
 def test_what_is_no_plain_convolution_is_left_alone() -> None:
@@ -302,9 +325,10 @@ def test_a_whole_model_under_vmap() -> None:
     )
 
 
-def test_resnet18_with_matrix_convolutions() -> None:
+@pytest.mark.parametrize(("stem", "size"), [("small", 16), ("large", 32)])
+def test_resnet18_with_matrix_convolutions(stem: str, size: int) -> None:
     torch.manual_seed(0)
-    module, x = ResNet18().double(), torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    module, x = ResNet18(stem=stem).double(), torch.randn(2, 3, size, size, dtype=torch.float64)
     with matrix_convolutions():
         y = module(x)
     torch.testing.assert_close(y, module(x), rtol=0, atol=1e-10)
@@ -319,16 +343,25 @@ def test_group_norm_from_sums(affine: bool, offset: float) -> None:
     torch.testing.assert_close(group_norm(x, 4, norm.weight, norm.bias, norm.eps), norm(x), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("shape", "size"), [((2, 3, 13, 14), (2, 2)), ((1, 2, 9, 10), (3, 2))])
-def test_max_pool_as_comparisons(shape: tuple[int, ...], size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "windows"),
+    [
+        ((2, 3, 13, 14), Windows((2, 2), (2, 2), (0, 0))),
+        ((1, 2, 9, 10), Windows((3, 2), (3, 2), (0, 0))),
+        ((2, 3, 13, 14), Windows((3, 3), (2, 2), (1, 1))),
+        ((1, 2, 9, 10), Windows((2, 3), (1, 2), (0, 1))),
+        ((1, 2, 9, 10), Windows((3, 3), (3, 3), (1, 1))),
+    ],
+)
+def test_max_pool_as_comparisons(shape: tuple[int, ...], windows: Windows) -> None:
     """Values and derivatives, among equals and beside NaN."""
     x = torch.randint(0, 3, shape, dtype=torch.float64)
     x[0, 0, 0, 0] = x[0, 0, 5, 5] = float("nan")
     x.requires_grad_()
-    theirs = nn.functional.max_pool2d(x, size)
+    theirs = nn.functional.max_pool2d(x, *windows)
     g = torch.randn_like(theirs)
     for way in (max_pool, convolution._picked):  # eager, and for the compiler
-        ours = way(x.movedim(1, -1), *size).movedim(-1, 1)
+        ours = way(x.movedim(1, -1), windows).movedim(-1, 1)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
         assert torch.equal(*(torch.autograd.grad(y, x, g, retain_graph=True)[0] for y in (ours, theirs)))
 
@@ -364,7 +397,7 @@ def test_images_with_channels_last_as_on_a_gpu(module: nn.Module, compiled: bool
 
 
 def test_stacks_that_run_under_vmap_on_a_gpu() -> None:
-    for layer in (nn.GroupNorm(1, 4), nn.AvgPool2d(2), nn.MaxPool2d(3, 2), nn.Conv2d(4, 4, 3, dilation=2)):
+    for layer in (nn.GroupNorm(1, 4), nn.AvgPool2d(2), nn.MaxPool2d(4), nn.Conv2d(4, 4, 3, dilation=2)):
         assert not FlatModel(nn.Sequential(nn.Conv2d(3, 4, 3), layer, nn.Flatten()))._on_gpu
 
 
@@ -372,7 +405,7 @@ def test_stacks_that_run_under_vmap_on_a_gpu() -> None:
     "options", [{}, {"stride": 1}, {"padding": 1}, {"ceil_mode": True}, {"kernel_size": 4}], ids=str
 )
 def test_poolings_under_the_compiler(options: dict) -> None:
-    """Those with windows side by side are comparisons, others are left alone."""
+    """Those with plain small windows are comparisons, others are left alone."""
     pool, x = nn.MaxPool2d(**{"kernel_size": 2} | options), torch.randn(2, 3, 9, 9)
     seen = []
 
@@ -385,7 +418,8 @@ def test_poolings_under_the_compiler(options: dict) -> None:
         return graph
 
     assert torch.equal(torch.compile(pooled, backend=backend)(x), pool(x))
-    assert len(seen) == 1 and ("max_pool2d" in seen[0]) == bool(options)
+    alone = bool({"ceil_mode", "kernel_size"} & options.keys())
+    assert len(seen) == 1 and ("max_pool2d" in seen[0]) == alone
 
 
 @pytest.mark.parametrize("lead", [(4,), (1,), (3, 2), (2, 3, 4)], ids=str)
@@ -453,6 +487,44 @@ def test_stages_and_other_data_are_not_compiled_anew(
             for how in (False, True)
         )
         np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-12)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == graphs
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "graphs"),
+    [
+        (fs.CODASCA(gamma=0.1, **STAGES), 2),  # one run, and replicas
+        (fs.CODASCA.as_published(gamma=0.1, **STAGES), 4),
+        (fs.RSPairwise(**STAGES), 4),
+    ],
+    ids=lambda a: type(a).__name__,
+)
+def test_other_shares_of_positives_are_not_compiled_anew_on_a_gpu(
+    federation: fs.Federation, algorithm: fs.Algorithm, graphs: int, traced, monkeypatch
+) -> None:
+    """Numbers that differ from data to data, and the scale of a loss, are tensors there; here it is done on a CPU."""
+    monkeypatch.setattr(simulation, "_IN_TENSORS", ("cpu",))
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    x, y = federation.data["x"].numpy(), federation.data["y"].numpy().copy()
+    owner = np.repeat(np.arange(5), SIZES)
+    fewer = fs.Federation.from_arrays(x, y * (owner > 0), clients=owner)  # client 0 has no positive
+    model = nn.Linear(6, 1)
+
+    def started(data: fs.Federation, scale: float, compile: bool, seed: int = 0) -> fs.Run:
+        pairs = fs.PairwiseAUC(model, loss="sigmoid", scale=scale)
+        return fs.train(
+            pairs if algorithm.pairwise else fs.AUC(model), algorithm, data, rounds=6, batch_size=4,
+            dtype="float64", compile=compile, seed=seed,
+        )  # fmt: skip
+
+    for data, scale in ((federation, 1.0), (fewer, 0.1)):
+        np.testing.assert_allclose(
+            started(data, scale, True).z, started(data, scale, False).z, rtol=0, atol=1e-12
+        )
+        together = [started(data, scale, True, seed) for seed in (0, 1)]
+        run_together(together)
+        for seed, run in enumerate(together):
+            np.testing.assert_allclose(run.z, started(data, scale, False, seed).z, rtol=0, atol=1e-12)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == graphs
 
 
@@ -542,6 +614,8 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
         (1, 48, 16, 7, (2, 3), 1, 0),
         (2, 16, 16, 11, 5, 3, 2),
         (2, 16, 80, 32, 3, 1, 1),
+        (2, 16, 64, 19, 4, 1, 0),
+        (2, 64, 128, 2, 2, 2, 0),
     ],
 )
 def test_cuda_kernels_are_convolutions_with_a_weight_a_client(
@@ -571,18 +645,27 @@ def test_cuda_kernels_are_convolutions_with_a_weight_a_client(
         assert (a - c).norm() <= 1e-5 * c.norm()
 
 
+_STEMS = {
+    "small": [nn.Conv2d(3, 32, 3, padding=1), nn.GroupNorm(8, 32), nn.ReLU(), nn.MaxPool2d(2)],
+    "large": [
+        nn.Conv2d(3, 32, 7, stride=2, padding=3),
+        nn.GroupNorm(8, 32),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    ],
+}
+
+
 @needs_gpu
+@pytest.mark.parametrize("stem", _STEMS)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_cuda_bf16_gradients_of_a_residual_net(compiled: bool) -> None:
+def test_cuda_bf16_gradients_of_a_residual_net(compiled: bool, stem: str) -> None:
     """One field of stacked clients: bf16 is as near to full precision as it is client by client."""
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1),
-        nn.GroupNorm(8, 32),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
+        *_STEMS[stem],
         _Residual(32, 64, stride=2, groups=8),
-        nn.Conv2d(64, 5, 3),  # 5 channels: patches are made
+        nn.Conv2d(64, 5, 3, padding=0 if stem == "small" else 1),  # 5 channels: patches are made
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(5, 1),

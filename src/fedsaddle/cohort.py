@@ -30,6 +30,7 @@ _SMALL_MODEL = 10_000  # variables; up to here calling a compiled step costs mor
 # steps of a small model that are compiled as one: the first of these that divides how many there are and whose samples,
 # which are fetched together, are few enough numbers to stay in a core's cache
 _UNROLLED = (5, 4, 3, 2, 7)
+_REHEARSED = 2
 _AT_HAND = 700_000
 _NUMBERS_AT_ONCE = 1 << 24  # numbers gathered at once when going over all local data
 
@@ -90,6 +91,7 @@ class Cohort:
         self._data, self._first, self._key, self._batching = data, first, key, batching
         self.sides, self._alike, self._noise_key = sides, alike, noise_key
         self.compile = False  # whether `scan` compiles its step
+        self.rehearsing = False  # whether nobody looks at the result, and `scan` does a few of its steps only
         self._longest = longest if sizes.is_cuda else int(sizes.max())
         self._normals = 0  # draws of normal numbers
         self._drawn = 0  # steps whose minibatches were drawn; a second scan goes on with fresh ones
@@ -152,6 +154,8 @@ class Cohort:
         carry = tree_map(lambda v: self.each(v).contiguous(), carry)  # one layout, so that steps compile once
         inputs = tree_map(lambda v: v.unflatten(-1, (steps, -1)), inputs)
         size, sampling = self._batching
+        if self.rehearsing and inputs is None:
+            steps = min(steps, _REHEARSED)
         if size is None:
             assert inputs is None and self.sides is None
             batch = next(self._pieces(self._longest, numbered))

@@ -109,6 +109,10 @@ class Problem(ABC):
         """The problem with every constant that must be agreed on before training; may cost a set-up phase."""
         return self
 
+    def in_tensors(self, like: Tensor) -> Self:
+        """The problem whose numbers that differ from data to data are tensors, so that one compiled step serves all data."""
+        return self
+
     def check(self, federation: Federation) -> None:
         """Refuse data that this problem cannot be posed on."""
         missing = [f for f in self.fields if f not in federation.data]

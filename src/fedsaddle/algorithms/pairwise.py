@@ -432,7 +432,7 @@ class Active(NamedTuple):
     s_1: Tensor  # scores of the first side [B, k]
     s_2: Tensor  # and of the second
     w: Tensor  # weights [2B]: 1/B, or 0 where the client lacks a side
-    shares: tuple[float, float]  # of the clients that own each side
+    shares: tuple[Any, Any]  # of the clients that own each side
     psi: PairLoss
     pullback: Pullback
     beside: Tensor | None = None  # what is shared beside s_1 [B, 1]

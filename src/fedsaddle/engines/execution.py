@@ -119,8 +119,9 @@ class Recording:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # warm up outside the recording, as PyTorch asks
-            for _ in range(2):
-                work(cohort.at(self.inputs), self.message)
+            rehearsal = cohort.at(self.inputs)
+            rehearsal.rehearsing = True
+            work(rehearsal, self.message)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with _uncollected(), torch.cuda.graph(self.graph):

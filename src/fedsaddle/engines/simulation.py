@@ -27,6 +27,11 @@ from fedsaddle.participation import Draw, Participation
 from fedsaddle.problem import Data, Problem
 
 
+_IN_TENSORS = (
+    "cuda",
+)  # where compiling takes minutes; on a CPU a step is faster with its numbers in the code
+
+
 class Simulation(Clients):
     """Clients simulated in this process.
 
@@ -62,6 +67,8 @@ class Simulation(Clients):
         self._sides = sides_of(problem, federation, self.device)
         self._sizes = federation.sizes.to(self.device)
         self._execute = Execution(self.device, compile, graph, precision)
+        self._in_tensors = compile and self.device.type in _IN_TENSORS
+        self._tensored: tuple[Problem, Problem] | None = None  # the problem, and as cohorts have it
         self._chunk = max(1, chunk // len(self.seeds)) if chunk else self.n_clients
         self._alike = _run_length(self.seeds)
         self._drawn_anew = False  # whether a round's first phase has other participants than the round's own
@@ -114,7 +121,7 @@ class Simulation(Clients):
         data, first = self._samples.place(np.asarray(clients), ids)
         run = [sampling.key(sampling.MINIBATCH, seed, self.round, phase) for seed in self.seeds]
         return Cohort(
-            self.problem,
+            self._for_steps(),
             ids,
             data,
             first=first,
@@ -128,6 +135,15 @@ class Simulation(Clients):
             and Sides(self._sides.rows, self._sides.first[:, ids], self._sides.sizes[:, ids]),
             alike=self._alike,
         )
+
+    def _for_steps(self) -> Problem:
+        """The problem as client work has it."""
+        if not self._in_tensors:
+            return self.problem
+        if self._tensored is None or self._tensored[0] is not self.problem:
+            like = torch.empty(0, dtype=self.dtype, device=self.device)
+            self._tensored = self.problem, self.problem.in_tensors(like)
+        return self._tensored[1]
 
     def _run(self, work: Work, message: Any, who: Draw, phase: int) -> Iterator[tuple[np.ndarray, Any]]:
         answering = np.flatnonzero(who.answered if who.answered.ndim == 1 else who.answered[0])

@@ -22,10 +22,11 @@ b in place of the class means and drops the factor p(1-p).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import starmap
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -79,6 +80,8 @@ class AUC(ModelProblem):
     margin: float = 1.0
     positive: int = 1
     monitors: bool = True
+
+    _ratio: ClassVar[Tensor | None] = None  # p for compiled steps [1, 1], see `in_tensors`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,7 +147,10 @@ class AUC(ModelProblem):
         a, b, alpha = z[..., -3:].split(1, dim=-1)
         pos = (batch.data["y"] == self.positive).to(z.dtype)
         w_pos, w_2p = w * pos, w * (2 * p)
-        ratio = torch.add(w_2p, w_pos, alpha=2 - 4 * p)  # 2(1-p) on positives, 2p on negatives
+        # 2(1-p) on positives, 2p on negatives
+        ratio = (
+            w_2p + (2 - 4 * p) * w_pos if isinstance(p, Tensor) else torch.add(w_2p, w_pos, alpha=2 - 4 * p)
+        )
         signed = torch.sub(w_2p, w_pos, alpha=2)  # -2(1-p) on positives, 2p on negatives
         residual = ratio * (h - torch.lerp(b, a, pos))
         dw = pullback(torch.addcmul(residual, self._one_plus(alpha), signed).unsqueeze(-1))
@@ -162,7 +168,8 @@ class AUC(ModelProblem):
 
     @property
     def concavity(self) -> float | None:
-        return 2 * self._p * (1 - self._p) if self.dual == "gradient" else None
+        p = self._known
+        return 2 * p * (1 - p) if self.dual == "gradient" else None
 
     def prox(self, z: Tensor, lr: float | Tensor) -> Tensor:
         z = super().prox(z, lr)
@@ -174,8 +181,20 @@ class AUC(ModelProblem):
 
     # ---- the positive ratio ------------------------------------------------------------------------------
 
+    def in_tensors(self, like: Tensor) -> Self:
+        if isinstance(self.p, str):  # not found yet
+            return self
+        out = copy.copy(self)
+        object.__setattr__(out, "_ratio", like.new_full((1, 1), self.p))
+        return out
+
     @property
-    def _p(self) -> float:
+    def _p(self) -> Any:
+        """p in formulas: a number, or a tensor [1, 1]."""
+        return self._known if self._ratio is None else self._ratio
+
+    @property
+    def _known(self) -> float:
         if isinstance(self.p, str):
             raise FedsaddleError(
                 f"AUC: p={self.p!r} is found by a set-up exchange; call prepare(clients), or pass a number"

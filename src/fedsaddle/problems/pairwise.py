@@ -18,12 +18,13 @@ one set-up exchange of two integers a client.
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import starmap
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ from fedsaddle.cohort import Cohort
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.metrics import Evaluation, Split
-from fedsaddle.problem import Batch, Data, ModelProblem
+from fedsaddle.problem import Batch, Data, ModelProblem, forget_made
 from fedsaddle.problems.pairs import SCORE_LOSSES, ContrastiveLoss, PairLoss
 
 Pullback = Callable[[Tensor], Tensor] | None  # None: no derivatives were asked for
@@ -45,7 +46,7 @@ _LOSS = Literal["square", "squared_hinge", "logistic", "sigmoid", "barrier_hinge
 class Owners(NamedTuple):
     """What clients agree on before training."""
 
-    shares: tuple[float, float]  # N_k / N: which share of the clients own side k
+    shares: tuple[Any, Any]  # N_k / N: which share of the clients own side k
     largest: int  # samples that a client's first side has at most
 
 
@@ -65,11 +66,23 @@ class Pairwise(ModelProblem):
     def psi_at(self, z: Tensor) -> PairLoss:
         """The loss of pairs [..., S, B, n, k] of the replicas whose iterates are z [..., S, d]."""
         psi = self.psi
-        mine = {f.name: getattr(psi, f.name) for f in fields(psi)}
+        mine = {f.name: v for f in fields(psi) if isinstance(v := getattr(psi, f.name), Tensor)}
+        lead = z.shape[:-2]
         return replace(
-            psi,
-            **{k: v.view(*z.shape[:-2], 1, 1, 1, 1) for k, v in mine.items() if isinstance(v, Tensor)},
+            psi, **{k: v.view(*(lead if v.ndim == 3 else ()), 1, 1, 1, 1) for k, v in mine.items()}
         )
+
+    def in_tensors(self, like: Tensor) -> Self:
+        out = copy.copy(self)
+        for name in self.real:
+            if not isinstance(v := getattr(self, name), Tensor):
+                object.__setattr__(out, name, like.new_full((1, 1), v))
+        if self.owners is not None:
+            first, second = (like.new_full((), share) for share in self.owners.shares)
+            object.__setattr__(out, "owners", self.owners._replace(shares=(first, second)))
+        forget_made(out)
+        _ = out.psi  # the compiler finds it made
+        return out
 
     @property
     def n_x(self) -> int:
