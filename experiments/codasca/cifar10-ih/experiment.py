@@ -19,6 +19,7 @@ CURVES = ["auc"]
 ITERATIONS, STAGE = 20_480, 4_096  # the paper: 20,000 and 4,000; here every I divides both
 INTERVALS = [1, 32, 64, 128, 512, 1024]
 STEP = [0.1, 0.01, 0.001]
+LARGER_STEP = [0.1, 0.03, 0.01, 0.001]  # of the larger networks, for all I
 TOLERANCE = 0.01  # "does not degenerate too much compared with I = 1"; the paper gives no number
 OTHERS = (0.005, 0.02)  # I_max is reported with these too
 PLACES = [(16, 10), (8, 10), (16, 30), (8, 30)]  # K, imratio in percent
@@ -68,6 +69,8 @@ def _cell(K, ratio, I, label, points, quick, data, model):
     total, stage = (32, 16) if quick else iterations(model)
     looks = 20 if quick or model == "cnn" else 8
     place = {"data.name": data, "model.name": model, "train.compile": True}
+    if model == "resnet18":
+        place["model.stem"] = "large"
     if quick:
         place = {
             "data.name": "digits", "data.test": 0.3, "model.name": "mlp", "train.precision": "full", "train.batch_size": 8,
@@ -86,13 +89,15 @@ def _cell(K, ratio, I, label, points, quick, data, model):
     )  # fmt: skip
 
 
-def _grid(quick):
-    return [{"algorithm.lr": step} for step in (STEP[:2] if quick else STEP)]
+def _grid(quick, model):
+    return [
+        {"algorithm.lr": step} for step in (STEP[:2] if quick else STEP if model == "cnn" else LARGER_STEP)
+    ]
 
 
 def step_sizes(rows, quick, data, model, part):
     places = [(K, ratio, tuned_at(I, quick, model), label) for K, ratio, I, label in _places(quick, part)]
-    return [_cell(*place, _grid(quick), quick, data, model) for place in dict.fromkeys(places)]
+    return [_cell(*place, _grid(quick, model), quick, data, model) for place in dict.fromkeys(places)]
 
 
 def reported(rows, quick, data, model, part):
@@ -100,7 +105,7 @@ def reported(rows, quick, data, model, part):
 
     def points(K, ratio, I, label):
         """What was chosen; of a part that was not tuned yet, all that can be."""
-        return chosen.get((K, ratio, tuned_at(I, quick, model), label), _grid(quick))
+        return chosen.get((K, ratio, tuned_at(I, quick, model), label), _grid(quick, model))
 
     return [_cell(*place, points(*place), quick, data, model) for place in _places(quick, part)]
 

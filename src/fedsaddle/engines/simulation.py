@@ -26,7 +26,6 @@ from fedsaddle.federation import Federation
 from fedsaddle.participation import Draw, Participation
 from fedsaddle.problem import Data, Problem
 
-
 _IN_TENSORS = (
     "cuda",
 )  # where compiling takes minutes; on a CPU a step is faster with its numbers in the code
