@@ -6,8 +6,8 @@ as patches times kernels (im2col) it becomes one batched matrix product (`convol
 
 In bfloat16 on an NVIDIA GPU (Ampere or newer) the product reads its patches where they lie (`kernels.py`). Patches are made
 where that does not apply: without Triton, in another precision, with unequal strides or paddings, when the output channels
-are no multiple of 16, and from 2^31 numbers a client on; a 1x1 convolution needs neither. Before that, taps that never meet
-a pixel are left out (`_met`), as eight of nine on images of one pixel, and where the stride is larger than one on few channels
+are no multiple of 16, and from 2^31 numbers a client on; a 1x1 convolution needs neither. Before that, taps that meet no
+pixel are left out (`met`), as eight of nine on images of one pixel, and where the stride is larger than one on few channels
 blocks of pixels become channels (`_in_blocks`), as in the first layer of a network. Under the compiler `group_norm` in
 bfloat16 is written as sums over pixels and one element-wise map, and `max_pool` as comparisons, which are fused with the
 layers around them. The mean over all pixels is a plain mean: adaptive pooling of such images has no batching rule.
@@ -38,7 +38,8 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padd
     if torch.is_autocast_enabled(x.device.type):  # before patches are made, which are many times larger
         low = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(low), weight.to(low)
-    weight, padding = _met(weight, x.shape[2:4], stride, padding)
+    (rows, cols), padding = met(x.shape[2:4], weight.shape[2:4], stride, padding)
+    weight = weight[:, :, rows, cols]
     if stride[0] == stride[1] > 1 and stride[0] ** 2 * x.shape[-1] <= 16 and weight.shape[2:4] != (1, 1):
         x, weight = _in_blocks(x, weight, stride[0], padding)
         stride, padding = (1, 1), (0, 0)
@@ -53,15 +54,15 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padd
     return y if bias is None else y + bias.to(y.dtype)[:, None, None, None]
 
 
-def _met(weight: Tensor, size: Sequence[int], stride: Pair, padding: Pair) -> tuple[Tensor, Pair]:
-    """The taps of weight [S, O, k_h, k_w, C] that meet a pixel of images of this size, and the padding they need."""
+def met(size: Sequence[int], kernel: Sequence[int], stride: Pair, padding: Pair) -> tuple[list[slice], Pair]:
+    """The taps of a kernel that meet a pixel of images of this size, row and column, and the padding they need."""
     kept, needed = [slice(None), slice(None)], list(padding)
-    for axis, (n, k, s, p) in enumerate(zip(size, weight.shape[2:4], stride, padding, strict=True)):
+    for axis, (n, k, s, p) in enumerate(zip(size, kernel, stride, padding, strict=True)):
         places = (n + 2 * p - k) // s + 1
-        met = [i for i in range(k) if any(0 <= r * s + i - p < n for r in range(places))]
-        if met and met[0] <= p and (n + 2 * (p - met[0]) - len(met)) // s + 1 == places:
-            kept[axis], needed[axis] = slice(met[0], met[-1] + 1), p - met[0]
-    return weight[:, :, kept[0], kept[1]], (needed[0], needed[1])
+        taps = [i for i in range(k) if any(0 <= r * s + i - p < n for r in range(places))]
+        if taps and taps[0] <= p and (n + 2 * (p - taps[0]) - len(taps)) // s + 1 == places:
+            kept[axis], needed[axis] = slice(taps[0], taps[-1] + 1), p - taps[0]
+    return kept, (needed[0], needed[1])
 
 
 def _in_blocks(x: Tensor, weight: Tensor, s: int, padding: Pair) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
+from fedsaddle.convolution import met
 from fedsaddle.errors import FedsaddleError, nearest_or_all
 
 __all__ = ["CNN", "MLP", "MODELS", "DenseNet121", "Linear", "ResNet18", "build", "check", "group_norm"]
@@ -115,11 +116,16 @@ class ResNet18(nn.Sequential):
         stem: what comes before the residual blocks: "small" suits images of about 32 pixels, a 3x3 convolution that keeps
             their size; "large" is that of the paper, 7x7 with stride 2 and 3x3 max-pooling with stride 2, which leaves a
             sixteenth of the pixels and of the work.
+        pixels: height and width of the images, >= 1: kernels then leave out the taps that meet nothing but padding on them,
+            and outputs and training stay the same, since those taps never learn. On 32 pixels after the large stem the last
+            blocks see one pixel, and seven of the eleven million parameters are such taps. None: all taps.
 
     Reference: He et al., Deep residual learning for image recognition, CVPR 2016 (sections 3.3 and 4.2).
     """
 
-    def __init__(self, channels: int = 3, outputs: int = 1, groups: int = 32, stem: str = "small") -> None:
+    def __init__(
+        self, channels: int = 3, outputs: int = 1, groups: int = 32, stem: str = "small", pixels: int | None = None,
+    ) -> None:  # fmt: skip
         _integer("ResNet18", "channels", channels)
         _integer("ResNet18", "outputs", outputs)
         _integer("ResNet18", "groups", groups)
@@ -128,7 +134,7 @@ class ResNet18(nn.Sequential):
         width = 64
         large = stem == "large"
         layers: list[nn.Module] = [
-            Images(),
+            Images(pixels),
             _conv(channels, width, 7, stride=2) if large else _conv(channels, width, 3),
             _norm(width, groups),
             nn.ReLU(),
@@ -139,6 +145,9 @@ class ResNet18(nn.Sequential):
             layers.append(_Residual(stage_width, stage_width, stride=1, groups=groups))
             width = stage_width
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs))
+        if pixels is not None:
+            _integer("ResNet18", "pixels", pixels)
+            _leave_out_idle_taps(self, torch.zeros(1, channels, pixels, pixels))
 
 
 class DenseNet121(nn.Sequential):
@@ -277,9 +286,19 @@ def check(model: nn.Module) -> None:
 
 
 class Images(nn.Module):
-    """Give images without a channel axis, [B, H, W], one channel."""
+    """Give images without a channel axis, [B, H, W], one channel; refuse those of another height or width than pixels."""
+
+    def __init__(self, pixels: int | None = None) -> None:
+        super().__init__()
+        self.pixels = pixels
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.pixels is not None and x.shape[-2:] != (self.pixels, self.pixels):
+            height, width = x.shape[-2:]
+            raise FedsaddleError(
+                f"model: was made for images of {self.pixels}x{self.pixels} pixels, got {height}x{width}; "
+                "leave out pixels, or give the images' own"
+            )
         return x.unsqueeze(1) if x.ndim == 3 else x
 
 
@@ -324,6 +343,30 @@ class _Dense(nn.Module):
 def _conv(width_in: int, width: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     # no bias: a norm follows, which shifts
     return nn.Conv2d(width_in, width, kernel, stride, padding=kernel // 2, bias=False)
+
+
+def _leave_out_idle_taps(model: nn.Module, images: Tensor) -> None:
+    """Cut the kernels of a model's convolutions down to the taps that meet a pixel of such images."""
+    seen: dict[nn.Conv2d, torch.Size] = {}  # height and width of what each is called on
+
+    def look(layer: nn.Conv2d, inputs: tuple[Tensor]) -> None:
+        seen[layer] = inputs[0].shape[-2:]
+
+    hooks = [m.register_forward_pre_hook(look) for m in model.modules() if isinstance(m, nn.Conv2d)]
+    with torch.no_grad():
+        model(images)
+    for hook in hooks:
+        hook.remove()
+    for layer, size in seen.items():
+        assert not isinstance(layer.padding, str)
+        how = met(size, layer.kernel_size, _pair(layer.stride), _pair(layer.padding))
+        (rows, cols), layer.padding = how
+        layer.weight = nn.Parameter(layer.weight.detach()[:, :, rows, cols].clone())
+        layer.kernel_size = _pair(layer.weight.shape[2:])
+
+
+def _pair(values: Sequence[int]) -> tuple[int, int]:
+    return values[0], values[1]
 
 
 def _norm(channels: int, groups: int) -> nn.GroupNorm:
