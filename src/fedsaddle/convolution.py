@@ -197,13 +197,13 @@ def _picked(x: Tensor, windows: Windows) -> Tensor:
             for j in range(k_w)
         ]
     largest = pixels[0]
-    place = torch.zeros_like(largest, dtype=torch.int32)
+    place = torch.zeros_like(largest, dtype=torch.int8)
     for k, pixel in enumerate(pixels):
         larger = (pixel > largest) | pixel.isnan()
         largest, place = torch.where(larger, pixel, largest), torch.where(larger, k, place)
     if (s_h, s_w) != (k_h, k_w):
         return sum((torch.where(place == k, v, 0.0) for k, v in enumerate(pixels)), torch.zeros_like(largest))
-    places = torch.arange(k_h * k_w, device=x.device, dtype=torch.int32).view(k_h, 1, k_w, 1)
+    places = torch.arange(k_h * k_w, device=x.device, dtype=torch.int8).view(k_h, 1, k_w, 1)
     return torch.where(place.unsqueeze(-2).unsqueeze(-4) == places, x, 0.0).sum((-4, -2), dtype=x.dtype)
 
 

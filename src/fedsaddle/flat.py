@@ -43,8 +43,9 @@ class ModuleAt(NamedTuple):
 class FlatModel:
     """A PyTorch module as a function of one flat vector of its trainable parameters.
 
-    The parameters are views into the vector (`split`, whose backward is one concatenation). Frozen parameters and
-    constant buffers stay in the module.
+    The parameters are views into the vector (`split`, whose backward is one concatenation). Kernels of a module that is
+    `channels_innermost` have their channels innermost there, as the products of `convolution.py` read them. Frozen
+    parameters and constant buffers stay in the module.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -66,7 +67,6 @@ class FlatModel:
         self.shapes = tuple(p.shape for p in parameters.values())
         self.sizes = tuple(p.numel() for p in parameters.values())
         self.n = sum(self.sizes)
-        self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()])
         is_weight = torch.tensor([len(s) > 1 for s in self.shapes]).repeat_interleave(
             torch.tensor(self.sizes)
         )
@@ -75,6 +75,10 @@ class FlatModel:
         # where the weights are one piece, as of a single layer
         self.weights_at = slice(first, last + 1) if last + 1 - first == len(self._weights) else None
         self._layers = _plain_layers(self.module)
+        innermost = getattr(module, "channels_innermost", False) and self._layers is None
+        self._orders = [_CHANNELS_LAST if innermost and p.ndim == 4 else None for p in parameters.values()]
+        lying = zip(parameters.values(), self._orders, strict=True)
+        self.initial = torch.cat([(p if o is None else p.permute(o)).detach().reshape(-1) for p, o in lying])
         self._on_images = any(isinstance(layer, _ON_IMAGES) for layer in self._layers or ())
         kinds = [type(layer) for layer in self._layers or ()]
         rest = [layer for layer in self._layers or () if not isinstance(layer, nn.Flatten)]
@@ -103,8 +107,13 @@ class FlatModel:
         """Whether replicas [Q, P] have the same samples along P, as a view that need not be read P times."""
         return self.shares and w.ndim == 4 and w.shape[1] > 1 and x.stride(1) == 0
 
+    def _split(self, w: Tensor) -> Sequence[Tensor]:
+        """The parameters within w [..., n or more]."""
+        parts: Sequence[Tensor] = w.split((*self.sizes, w.shape[-1] - self.n), dim=-1)
+        return parts[: len(self.sizes)]
+
     def _parameters(self, w: Tensor) -> dict[str, Tensor]:
-        parts = [p.view(s) for p, s in zip(w.split(self.sizes), self.shapes, strict=True)]
+        parts = [_shaped(*of) for of in zip(self._split(w), self.shapes, self._orders, strict=True)]
         return {k: parts[i] for k, i in self._names.items()}
 
     def _one(self, w: Tensor, *x: Tensor) -> Tensor:
@@ -122,7 +131,7 @@ class FlatModel:
     def __call__(self, w: Tensor, x: Tensor) -> Tensor:
         """Outputs for each client's own parameters: w [..., S, n], x [..., S, B, ...] -> [..., S, B, outputs].
 
-        A single client is one plain call of the module; more are one batched call.
+        The vectors may be longer than the parameters. One client is a plain call of the module; more are one batched call.
         """
         lead = w.shape[:-1]
         layered = self._layers is not None and (self._flattens or x.ndim == len(lead) + 2)  # not on sequences
@@ -131,21 +140,25 @@ class FlatModel:
         if lead.numel() == 1:
             out = self._one(w.reshape(-1), x.reshape(x.shape[len(lead) :])).unsqueeze(0)
         else:
-            w, x = w.reshape(-1, self.n), x.reshape(-1, *x.shape[len(lead) :])
+            w, x = w.reshape(-1, w.shape[-1]), x.reshape(-1, *x.shape[len(lead) :])
             if self._layers is None or not layered or (w.is_cuda and not self._on_gpu):
                 out = vmap(self._matrix if w.is_cuda else self._one)(w, x)
             else:
-                out = _run(self._layers, iter(w.split(self.sizes, dim=-1)), x, w.is_cuda)
+                out = _run(self._layers, iter(self._split(w)), x, w.is_cuda)
         if out.ndim == 2:  # a module that returns [B] has one output
             out = out.unsqueeze(-1)
         return out.reshape(*lead, *out.shape[1:])
 
-    def with_pullback(self, w: Tensor, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """The outputs, and the function that takes their cotangent [..., S, B, outputs] to that of w [..., S, n].
+    def with_pullback(self, z: Tensor, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The outputs, and the function that takes their cotangent [..., S, B, outputs] to the parameters' [..., S, n].
+
+        Vectors z [..., S, d] may go on after the parameters. Compiled, the whole of z is differentiated: rows of n numbers
+        beside rows of d are read slowly.
 
         For a single dense layer both are matrix products, which cost less than recording them for autograd. The compiler
         wants the function called: without derivatives, call the model itself.
         """
+        w = z[..., : self.n]
         layer = self._dense if x.ndim == w.ndim + 1 else None  # samples are vectors
         exact = not torch.is_autocast_enabled(w.device.type)
         if isinstance(layer, nn.Linear) and exact and w.ndim == 2 and x.ndim == 3 and len(w) > 1:
@@ -167,8 +180,8 @@ class FlatModel:
 
             return self._on_shared(w, x), shared_products
         if torch.compiler.is_compiling():  # the compiler follows torch.func
-            out, vjp = torch.func.vjp(lambda w: self(w, x), w)  # type: ignore[misc]
-            return out, lambda g: vjp(g)[0]
+            out, vjp = torch.func.vjp(lambda z: self(z, x), z)  # type: ignore[misc]
+            return out, lambda g: vjp(g)[0][..., : self.n]
         with torch.enable_grad():
             leaf = w.detach().requires_grad_()
             recorded = self(leaf, x)
@@ -204,6 +217,18 @@ class FlatModel:
         module = copy.deepcopy(self.module).to(device="cpu", dtype=w.dtype)
         module.load_state_dict(self._parameters(w.detach().to("cpu")), strict=False)
         return module
+
+
+_CHANNELS_LAST = (0, 2, 3, 1)
+
+
+def _shaped(part: Tensor, shape: torch.Size, order: tuple[int, ...] | None) -> Tensor:
+    """A parameter from its numbers, its axes in the given order there."""
+    if order is None:
+        return part.view(shape)
+    whole = part.view([shape[i] for i in order]).permute([order.index(i) for i in range(len(order))])
+    # on a CPU vmap lacks rules for layers after a convolution whose kernels are a view
+    return whole if part.is_cuda else whole.contiguous()
 
 
 # ---- plain stacks of layers ------------------------------------------------------------------------------------

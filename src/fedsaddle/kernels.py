@@ -102,7 +102,7 @@ def _by_weights(
         acc = tl.dot(grads, pixels, acc, input_precision="ieee")
     out += (tl.program_id(2) * tl.num_programs(1) + s) * (O * KH * KW * C)
     place = o[:, None] * (KH * KW * C) + tap * C + c[None, :]
-    tl.store(out + place, acc, mask=(o[:, None] < O) & (c[None, :] < C))
+    tl.store(out + place, acc.to(out.dtype.element_ty), mask=(o[:, None] < O) & (c[None, :] < C))
 
 
 def _launch(src: Tensor, wt: Tensor, out: Tensor, stride: int, pad: int, back: bool) -> Tensor:
@@ -138,7 +138,7 @@ def by_input(g: Tensor, w: Tensor, height: int, width: int, stride: int, pad: in
 
 
 def _weights(x: Tensor, g: Tensor, k_h: int, k_w: int, stride: int, pad: int) -> Tensor:
-    return x.new_empty(len(x), g.shape[-1], k_h, k_w, x.shape[-1], dtype=torch.float32)
+    return x.new_empty(len(x), g.shape[-1], k_h, k_w, x.shape[-1])
 
 
 def by_weights(x: Tensor, g: Tensor, k_h: int, k_w: int, stride: int, pad: int) -> Tensor:
@@ -150,11 +150,12 @@ def by_weights(x: Tensor, g: Tensor, k_h: int, k_w: int, stride: int, pad: int) 
     split = max(1, min(triton.cdiv(programs, tiles * S), rows // 512))
     part = triton.cdiv(triton.cdiv(rows, split), BM) * BM
     split = triton.cdiv(rows, part)
-    out = x.new_empty(split, S, O, k_h, k_w, C, dtype=torch.float32)
+    dtype = x.dtype if split == 1 else torch.float32  # of sums of parts, the last is rounded
+    out = x.new_empty(split, S, O, k_h, k_w, C, dtype=dtype)
     _by_weights[tiles, S, split](
         x, g, out, B, part, H, W, C, HO, WO, O, k_h, k_w, stride, pad, BO, BC, BM, num_warps=4, num_stages=3
     )  # fmt: skip
-    return out[0] if split == 1 else out.sum(0)
+    return out[0] if split == 1 else out.sum(0).to(x.dtype)
 
 
 _library = torch.library.Library("fedsaddle", "FRAGMENT")
@@ -189,7 +190,7 @@ class _Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = operators.conv_by_input(g, w.contiguous(), *x.shape[2:4], *at)
         if ctx.needs_input_grad[1]:
-            dw = operators.conv_by_weights(x.contiguous(), g, *w.shape[2:4], *at).to(w.dtype)
+            dw = operators.conv_by_weights(x.contiguous(), g, *w.shape[2:4], *at)
         return dx, dw, None, None
 
     @staticmethod

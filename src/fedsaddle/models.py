@@ -123,6 +123,8 @@ class ResNet18(nn.Sequential):
     Reference: He et al., Deep residual learning for image recognition, CVPR 2016 (sections 3.3 and 4.2).
     """
 
+    channels_innermost = True  # kernels lie so in the flat vector, see FlatModel
+
     def __init__(
         self, channels: int = 3, outputs: int = 1, groups: int = 32, stem: str = "small", pixels: int | None = None,
     ) -> None:  # fmt: skip

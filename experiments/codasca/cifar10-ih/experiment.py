@@ -17,9 +17,10 @@ SEEDS = [0, 1, 2]
 CURVES = ["auc"]
 
 ITERATIONS, STAGE = 20_480, 4_096  # the paper: 20,000 and 4,000; here every I divides both
+FEWER_ITERATIONS, SHORTER_STAGE = 4_096, 2_048  # of the larger networks
 INTERVALS = [1, 32, 64, 128, 512, 1024]
 STEP = [0.1, 0.01, 0.001]
-LARGER_STEP = [0.1, 0.03, 0.01, 0.001]  # of the larger networks, for all I
+LARGER_STEP = [0.1, 0.03, 0.01]  # of the larger networks, for all I
 TOLERANCE = 0.01  # "does not degenerate too much compared with I = 1"; the paper gives no number
 OTHERS = (0.005, 0.02)  # I_max is reported with these too
 PLACES = [(16, 10), (8, 10), (16, 30), (8, 30)]  # K, imratio in percent
@@ -41,8 +42,8 @@ def together(model, **_):
 
 
 def iterations(model):
-    """Of a run and of a stage; the larger networks have the first stage only."""
-    return (ITERATIONS if model == "cnn" else STAGE), STAGE
+    """Of a run and of a stage; the larger networks have two shorter stages."""
+    return (ITERATIONS, STAGE) if model == "cnn" else (FEWER_ITERATIONS, SHORTER_STAGE)
 
 
 def tuned_at(I, quick, model):
@@ -70,7 +71,7 @@ def _cell(K, ratio, I, label, points, quick, data, model):
     looks = 20 if quick or model == "cnn" else 8
     place = {"data.name": data, "model.name": model, "train.compile": True}
     if model == "resnet18":
-        place["model.stem"] = "large"
+        place |= {"model.stem": "large", "model.pixels": 32}
     if quick:
         place = {
             "data.name": "digits", "data.test": 0.3, "model.name": "mlp", "train.precision": "full", "train.batch_size": 8,

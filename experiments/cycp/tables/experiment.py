@@ -89,7 +89,12 @@ def _place(method, column, quick, data, model):
     if column.removal:
         out["transform.0.seed"] = column.removal
     if model == "resnet18":
-        out |= {"model.stem": "large", "train.rounds": 1000 // FEWER, "train.eval_every": 1000 // FEWER}
+        out |= {
+            "model.stem": "large",
+            "model.pixels": 32,
+            "train.rounds": 1000 // FEWER,
+            "train.eval_every": 1000 // FEWER,
+        }
     if algorithm.startswith("amplified"):
         out["algorithm.period"] = 10
     if method in ERM:

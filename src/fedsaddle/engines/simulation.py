@@ -24,7 +24,7 @@ from fedsaddle.engines.residence import Offloaded, Resident
 from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.federation import Federation
 from fedsaddle.participation import Draw, Participation
-from fedsaddle.problem import Data, Problem
+from fedsaddle.problem import Data, ModelProblem, Problem
 
 _IN_TENSORS = (
     "cuda",
@@ -69,7 +69,8 @@ class Simulation(Clients):
         self._in_tensors = compile and self.device.type in _IN_TENSORS
         self._tensored: tuple[Problem, Problem] | None = None  # the problem, and as cohorts have it
         self._chunk = max(1, chunk // len(self.seeds)) if chunk else self.n_clients
-        self._alike = _run_length(self.seeds)
+        # compiled for replicas of any seeds, unless those of one seed read their samples together
+        self._alike = 1 if self._in_tensors and not _reads_together(problem) else _run_length(self.seeds)
         self._drawn_anew = False  # whether a round's first phase has other participants than the round's own
         self._blank: Any = None  # what a client remembers before its first work, every tensor [1, k]
         self._memory: ClientMemory | None = None
@@ -219,6 +220,10 @@ def sides_of(problem: Problem, federation: Federation, device: torch.device) -> 
     first = sizes.flatten().cumsum(0).view_as(sizes) - sizes
     local = torch.cat(rows) - federation.offsets[torch.cat(owners)]
     return Sides(local.to(device), first.to(device), sizes.to(device))
+
+
+def _reads_together(problem: Problem) -> bool:
+    return not isinstance(problem, ModelProblem) or problem.flat.shares
 
 
 def _run_length(seeds: Sequence[int]) -> int:

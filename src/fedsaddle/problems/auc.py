@@ -123,8 +123,10 @@ class AUC(ModelProblem):
         primal = ratio * ((h - a_or_b) ** 2 + 2 * one_plus * sign * h)
         alpha = z[..., -1:]
         if self.dual == "gradient":
-            return primal - p * (1 - p) * alpha**2  # eq. (2)
-        return primal + p * (1 - p) * (2 * alpha * self.margin - alpha**2)  # F_m
+            out: Tensor = primal - p * (1 - p) * alpha**2  # eq. (2)
+        else:
+            out = primal + p * (1 - p) * (2 * alpha * self.margin - alpha**2)  # F_m
+        return out
 
     def _head(self, z: Tensor, data: Data) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What F is made of beside the score: a or b, 1 + alpha, class ratio and sign, each [..., S, B] or [..., S, 1]."""
@@ -140,8 +142,7 @@ class AUC(ModelProblem):
 
     def field(self, z: Tensor, batch: Batch) -> Tensor:
         """As `Problem.field`; derivatives by h, a, b and alpha are written out, which halves the cost on small models."""
-        weights, x = z[..., : self.flat.n], batch.data["x"]
-        outputs, pullback = self.flat.with_pullback(weights, x)
+        outputs, pullback = self.flat.with_pullback(z, batch.data["x"])
         # each line is one call where it can be: on small models calls are what a step costs
         h, w, p = self._one_score(outputs), batch.w, self._p
         a, b, alpha = z[..., -3:].split(1, dim=-1)
@@ -287,7 +288,7 @@ class AUC(ModelProblem):
 
     def optimal_dual(self, x_mean: Tensor) -> Tensor:
         """alpha* = X / (p(1-p)), which maximises f for any v; in margin mode A* of F_m."""
-        p = self._p
+        p = self._known
         if self.dual == "gradient":
             return x_mean / (p * (1 - p))
         return (self.margin + x_mean / (p * (1 - p))).clamp(0.0, _LARGEST_DUAL)
