@@ -5,8 +5,8 @@ The paper's grids are tuned in turn: (1) step size with the loss's scale or the 
 (2) the schedule with those, both at dir 0.5 without noise; then (3) step size, scale and prox factor anew in every column.
 What was chosen is (4) reported with all seeds.
 
-ResNet-18 has a smaller budget, a fifth of the epochs: (1) tunes its step size at dir 0.5 without noise, all else is what the
-CNN chose in the column, and (2) and (3) are left out.
+ResNet-18 has a smaller budget, a fifth of the epochs: (1) tunes its step size at dir 0.5 without noise, where all else is what
+the CNN chose there; (2) and (3) are left out, and (4) has these values in every column.
 """
 
 import json
@@ -138,22 +138,21 @@ def _staged(quick):
 
 @cache
 def _chosen_with_cnn():
-    """What the CNN chose on CIFAR-10 by method, dir and flip, stages as much shorter as the run is."""
+    """What the CNN chose on CIFAR-10 at dir 0.5 without noise by method; stages as much shorter as the run is, or an epoch."""
     found = json.loads((Path(__file__).parent / "obtained/cifar10-cnn/results.json").read_text())
-    chosen = {(r["method"], r["dir"], r["flip"]): r["chosen"] for r in found["tuned_before"][2]}
+    tuned = [r for r in found["tuned_before"][2] if Column(r["dir"], r["flip"]) == Column()]
     key = "algorithm.stage_rounds"
-    return {at: v | ({key: v[key] // FEWER} if key in v else {}) for at, v in chosen.items()}
-
-
-def _as_cnn(method, column, **more):
-    return {**_chosen_with_cnn()[method, column.dir, column.flip], **more}
+    return {
+        r["method"]: r["chosen"] | {k: max(v // FEWER, 10) for k, v in r["chosen"].items() if k == key}
+        for r in tuned
+    }
 
 
 def first_steps(rows, quick, **options):
     if options["model"] == "resnet18" and not quick:
         return [
             Cell({"method": m, "setting": "step size"}, _place(m, Column(), quick, **options),
-                 [_as_cnn(m, Column(), **{"algorithm.lr": lr}) for lr in STEPS_GRID])
+                 [_chosen_with_cnn()[m] | {"algorithm.lr": lr} for lr in STEPS_GRID])
             for m in METHODS
         ]  # fmt: skip
     return [
@@ -205,11 +204,10 @@ def _at(method, column):
 
 def reported(rows, quick, **options):
     if options["model"] == "resnet18" and not quick:
-        step = {r["method"]: {"algorithm.lr": r["chosen"]["algorithm.lr"]} for r in rows}
         return [
-            Cell(_at(m, column), _place(m, column, quick, **options), [_as_cnn(m, column, **step[m])])
+            Cell(_at(r["method"], column), _place(r["method"], column, quick, **options), [r["chosen"]])
             for column in settings(quick, **options)
-            for m in METHODS
+            for r in rows
         ]
     return [
         Cell({k: r[k] for k in ("method", "setting", *Column._fields)},
