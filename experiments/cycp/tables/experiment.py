@@ -5,8 +5,8 @@ The paper's grids are tuned in turn: (1) step size with the loss's scale or the 
 (2) the schedule with those, both at dir 0.5 without noise; then (3) step size, scale and prox factor anew in every column.
 What was chosen is (4) reported with all seeds.
 
-ResNet-18 has a smaller budget, a fifth of the epochs: (1) tunes its step size at dir 0.5 without noise, where all else is what
-the CNN chose there; (2) and (3) are left out, and (4) has these values in every column.
+ResNet-18 has a smaller budget, a fifth of the epochs: (1) tunes its step size at dir 0.5 without noise, where all else is
+what the CNN chose there; (2) and (3) are left out, and (4) has these values in every column.
 """
 
 import json
@@ -138,7 +138,7 @@ def _staged(quick):
 
 @cache
 def _chosen_with_cnn():
-    """What the CNN chose on CIFAR-10 at dir 0.5 without noise by method; stages as much shorter as the run is, or an epoch."""
+    """What the CNN chose on CIFAR-10 at dir 0.5 without noise by method; stages shorter as the run is, an epoch at least."""
     found = json.loads((Path(__file__).parent / "obtained/cifar10-cnn/results.json").read_text())
     tuned = [r for r in found["tuned_before"][2] if Column(r["dir"], r["flip"]) == Column()]
     key = "algorithm.stage_rounds"
