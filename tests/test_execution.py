@@ -1,6 +1,7 @@
 """Executions of the same work agree: chunks, compiled steps, lower precision; CUDA graphs where there is a GPU."""
 
 import warnings
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -511,10 +512,10 @@ def test_other_shares_of_positives_are_not_compiled_anew_on_a_gpu(
     fewer = fs.Federation.from_arrays(x, y * (owner > 0), clients=owner)  # client 0 has no positive
     model = nn.Linear(6, 1)
 
-    def started(data: fs.Federation, scale: float, compile: bool, seed: int = 0) -> fs.Run:
+    def started(data: fs.Federation, scale: float, compile: bool, seed: int = 0, lr: float = 0.05) -> fs.Run:
         pairs = fs.PairwiseAUC(model, loss="sigmoid", scale=scale)
         return fs.train(
-            pairs if algorithm.pairwise else fs.AUC(model), algorithm, data, rounds=6, batch_size=4,
+            pairs if algorithm.pairwise else fs.AUC(model), replace(algorithm, lr=lr), data, rounds=6, batch_size=4,
             dtype="float64", compile=compile, seed=seed,
         )  # fmt: skip
 
@@ -526,6 +527,10 @@ def test_other_shares_of_positives_are_not_compiled_anew_on_a_gpu(
         run_together(together)
         for seed, run in enumerate(together):
             np.testing.assert_allclose(run.z, started(data, scale, False, seed).z, rtol=0, atol=1e-12)
+    tuned = [started(federation, 1.0, True, lr=lr) for lr in (0.05, 0.02)]  # nor for steps that differ
+    run_together(tuned)
+    for run, lr in zip(tuned, (0.05, 0.02), strict=True):
+        np.testing.assert_allclose(run.z, started(federation, 1.0, False, lr=lr).z, rtol=0, atol=1e-12)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == graphs
 
 

@@ -1,6 +1,7 @@
 """Replicas: each trajectory equals that of its own single run."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import fedsaddle as fs
+from fedsaddle import replicas
 from fedsaddle.algorithms import (
     CODA,
     CODASCA,
@@ -39,6 +41,7 @@ from fedsaddle.algorithms import (
     RSPairwise,
     ScaffPD,
 )
+from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.folder import Folder
 from fedsaddle.replicas import run_all, run_together, stack, stackable
@@ -151,6 +154,28 @@ def test_replicas_equal_single_runs(
             assert a == pytest.approx(b, abs=1e-10)
         assert run.summary()["communication"] == single.summary()["communication"]
     assert not torch.equal(runs[0].z, runs[1].z) and not torch.equal(runs[0].z, runs[2].z)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hyper_parameters_that_do_not_differ_may_be_tensors(
+    name: str, federation: fs.Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, so that what was compiled for other values serves these."""
+    always = property(lambda clients: True, lambda clients, value: None)
+    monkeypatch.setattr(Simulation, "in_tensors", always, raising=False)
+    made = []
+    monkeypatch.setattr(replicas, "stack", lambda *given: made.append(stack(*given)) or made[-1])
+    runs = [_run(name, 0.05, seed, federation) for seed in (0, 7)]
+    run_together(runs)
+    algorithm = made[-1]
+    for f in fields(algorithm):
+        value = getattr(runs[0].algorithm, f.name)
+        real = isinstance(value, float) and value not in (0.0, algorithm.branching.get(f.name, 0.0))
+        assert isinstance(getattr(algorithm, f.name), torch.Tensor) == (
+            real and f.name not in algorithm.shaping
+        )
+    for run, seed in zip(runs, (0, 7), strict=True):
+        np.testing.assert_allclose(run.z, _run(name, 0.05, seed, federation).z, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("seeds", [(0, 0, 0, 0), (0, 7, 0, 7)], ids=["one seed", "two seeds"])

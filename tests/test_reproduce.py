@@ -17,7 +17,7 @@ from fedsaddle import config
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.journal import Journal, finish
 from fedsaddle.replicas import run_all
-from fedsaddle.reproduce import _changed, _load, experiments, judge_again, reproduce
+from fedsaddle.reproduce import _changed, _Clock, _load, experiments, judge_again, reproduce
 from tests.reference import ffmdr as ref_ffmdr
 
 ROOT = Path(__file__).parents[1] / "experiments"
@@ -249,6 +249,7 @@ def test_time_of_a_sitting_that_was_cut_off_counts(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("fedsaddle.reproduce._WRITTEN_EVERY", 0.0)
     now = [100.0]
     monkeypatch.setattr("fedsaddle.reproduce.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("fedsaddle.reproduce.time.time_ns", lambda: int(1e9 * now[0]))
 
     def slow(wanted: Any, journal: Any, together: int, tick: Any, *more: Any) -> Any:
         now[0] += 50.0
@@ -265,6 +266,12 @@ def test_time_of_a_sitting_that_was_cut_off_counts(tmp_path: Path, monkeypatch: 
     for seconds in (100.0, 150.0):  # and what a later call takes
         out = reproduce("toy", out=tmp_path / "out", progress=False)
         assert json.loads((out / "results.json").read_text())["seconds"] == seconds
+
+
+def test_time_in_which_several_processes_computed_counts_once(tmp_path: Path) -> None:
+    for begun, seconds in ((1000, 60.0), (1030, 10.0), (1050, 50.0), (2000, 5.0)):
+        (tmp_path / f"{begun}000000000-{begun}.json").write_text(json.dumps(seconds))
+    assert _Clock(tmp_path).read() == pytest.approx(105.0, abs=0.2)
 
 
 def test_a_chosen_point_that_diverges_with_another_seed_is_shown(
@@ -509,7 +516,8 @@ def test_every_cell_of_cifar10_ih_is_a_valid_config_and_in_one_part() -> None:
             made = _changed(base, {**cell.set, **cell.points[-1]}).tree
             I, algorithm = cell.at["I"], made["algorithm"]
             total = 20_480 if model == "cnn" else 4_096
-            assert made["train"]["rounds"] * I == total and algorithm["stage_rounds"] * I == 4_096
+            stage = 4_096 if model == "cnn" else 2_048
+            assert made["train"]["rounds"] * I == total and algorithm["stage_rounds"] * I == stage
             assert (made["data"]["name"], made["model"]["name"], algorithm["local_steps"]) == (data, model, I)
             assert made["partition"]["clients"] == cell.at["K"]
 
@@ -517,7 +525,7 @@ def test_every_cell_of_cifar10_ih_is_a_valid_config_and_in_one_part() -> None:
 def test_a_larger_network_takes_its_step_size_from_one_interval() -> None:
     ih = experiment("codasca/cifar10-ih")
     options = {"data": "cifar10", "model": "resnet18", "part": "K8-10-I64"}
-    assert ih.tuned_on(**options) == [0] and ih.tuned_on(**options | {"model": "cnn"}) == ih.SEEDS
+    assert ih.tuned_on(**options) == [3] and ih.tuned_on(**options | {"model": "cnn"}) == ih.SEEDS
     tuned = ih.step_sizes([], False, **options)
     assert [(c.at["I"], len(c.points)) for c in tuned] == [(32, 3), (32, 3)]
     rows = [{**c.at, "chosen": {"algorithm.lr": 0.5}} for c in tuned]
@@ -760,7 +768,7 @@ def test_table_2_judges_every_claim(claim: str, change: dict[tuple[str, str], tu
             {"data": "phishing"},
             "codasca/interval: --data has no use here; it has no variants",
         ),
-        ("cycp/tables", {"size": "3"}, "--size has no use here; it takes --data, --model"),
+        ("cycp/tables", {"size": "3"}, "--size has no use here; it takes --data, --model, --part"),
     ],
 )
 def test_unknown_variants(name: str, options: dict[str, str], says: str) -> None:
@@ -774,7 +782,7 @@ def test_every_variant_of_the_tables_is_a_valid_config() -> None:
     for data in tables.OPTIONS["data"]:
         for model in ("linear", "cnn"):
             rows = [{"method": m, "chosen": {}} for m in tables.METHODS if m not in tables.ERM]
-            options = {"data": data, "model": model}
+            options = {"data": data, "model": model, "part": "all"}
             cells = [*tables.first_steps([], False, **options), *tables.schedules(rows, False, **options)]
             cells += tables.columns(rows, False, **options)
             assert len(cells) == 4 + 4 + 7 * 6
@@ -785,24 +793,51 @@ def test_every_variant_of_the_tables_is_a_valid_config() -> None:
 
 def test_resnet18_has_the_columns_of_the_paper_and_what_the_cnn_chose() -> None:
     tables, base = experiment("cycp/tables"), config.read(ROOT / "cycp/tables/base.toml")
-    options = {"data": "cifar10", "model": "resnet18"}
+    options = {"data": "cifar10", "model": "resnet18", "part": "all"}
     rows: list[dict[str, Any]] = []
     for step in tables.STEPS[:-1]:  # the second and the third have nothing to tune
         cells = step(rows, False, **options)
-        assert [len(c.points) for c in cells] == [3 if not rows else 1] * 7
-        rows = [{**c.at, "chosen": c.points[-1]} for c in cells]
+        assert [len(c.points) for c in cells] == [3 if not rows else 1] * 7 * 3  # for each dir
+        for cell in cells:
+            assert _changed(base, {**cell.set, **cell.points[0]}).tree["partition"]["alpha"] == cell.at["dir"]
+        rows = [{**c.at, "chosen": c.points[tables.DIRS.index(c.at["dir"]) % len(c.points)]} for c in cells]
     cells = tables.reported(rows, False, **options)
     assert len({c.at["setting"] for c in cells}) == 10 and len(cells) == 7 * 10
+    assert tables.tuned_on(**options)[0] not in tables.SEEDS
     for cell in cells:
         made = _changed(base, {**cell.set, **cell.points[0]}).tree
         assert made["partition"]["clients"] == cell.at["clients"] and made["train"]["rounds"] == 200
         assert made["transform"][0].get("seed", 0) == cell.at["removal"]
-        assert made["algorithm"]["lr"] == 0.001  # the last of the grid, in every column
+        assert made["algorithm"]["lr"] == {0.1: 1.0, 0.5: 0.1, 10.0: 0.01}[made["partition"]["alpha"]]
     by_cnn = {c.at["setting"]: c.points[0] for c in cells if c.at["method"] == "CyCp-Minimax"}
     assert by_cnn["dir 0.1, flip 0, 50 clients"] == by_cnn["dir 0.1, flip 0"]
     assert (
         by_cnn["dir 10, flip 0"]["algorithm.stage_rounds"] == 100
     )  # of 200 rounds: 500 of 1000 with the CNN
+
+
+@pytest.mark.parametrize("model", ["linear", "resnet18"])
+def test_parts_of_the_tables_are_methods(model: str) -> None:
+    """Together they have every cell of every step, and before a part is tuned the whole still has its cells."""
+    tables = experiment("cycp/tables")
+    options = {"data": "cifar10", "model": model}
+    rows: list[dict[str, Any]] = []
+    for step in tables.STEPS:
+        whole = step(rows, False, part="all", **options)
+        parts = [c for m in tables.METHODS for c in step(rows, False, part=m, **options)]
+        assert sorted(map(repr, parts)) == sorted(map(repr, whole))
+        assert {c.at["method"] for c in step(rows, False, part="A-SCAFFOLD", **options)} <= {"A-SCAFFOLD"}
+        rows = [{**c.at, "chosen": c.points[-1]} for c in whole]
+    assert all(len(c.points) == 1 for c in whole)
+    untuned = tables.reported([], False, part="all", **options)
+    assert [c.at for c in untuned] == [c.at for c in whole] and all(len(c.points) > 1 for c in untuned)
+
+
+def test_columns_that_lack_a_method_are_not_judged() -> None:
+    judge, rows = experiment("cycp/tables").judge, table_rows({})
+    assert judge([r for r in rows if r["method"] != "A-FedAvg"]) == []
+    fewer = judge([r for r in rows if r["dir"] != 0.5 or r["method"] != "A-FedAvg"])
+    assert len(fewer) == len(judge(rows)) and "in 4 of 4 columns" in fewer[0].numbers.lower()
 
 
 def table_rows(better: dict[tuple[str, float, float], float]) -> list[dict[str, Any]]:

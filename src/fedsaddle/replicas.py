@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fedsaddle.algorithms.base import Algorithm
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.participation import Cyclic, Full, Participation, Uniform
 from fedsaddle.problem import forget_made, tree_map
@@ -118,16 +119,23 @@ def _same_modules(a: nn.Module, b: nn.Module) -> bool:
     return len(x) == len(y) and all(torch.equal(u, v) for u, v in zip(x, y, strict=True))
 
 
-def stack(things: Sequence[T], names: Iterable[str], like: Tensor) -> T:
-    """One algorithm or problem, whose hyper-parameters of these names are tensors [R, 1, 1] where they differ."""
+def stack(things: Sequence[T], names: Iterable[str], like: Tensor, always: Iterable[str] = ()) -> T:
+    """One algorithm or problem, whose hyper-parameters of these names are tensors [R, 1, 1] where they differ, or always."""
     stacked = copy.copy(things[0])
     for name in names:
         values = [getattr(thing, name) for thing in things]
-        if any(v != values[0] for v in values):
+        if name in always or any(v != values[0] for v in values):
             numbers = torch.tensor(values, dtype=torch.float64).to(like).view(-1, 1, 1)
             object.__setattr__(stacked, name, numbers)
     forget_made(stacked)  # from the first one's numbers
     return stacked
+
+
+def _in_formulas(algorithm: Algorithm) -> list[str]:
+    """The hyper-parameters that decide neither shapes nor branches."""
+    named = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name not in algorithm.shaping}
+    branching = algorithm.branching
+    return [k for k, v in named.items() if isinstance(v, float) and v not in (0.0, branching.get(k, 0.0))]
 
 
 def run_together(runs: Sequence[Run], tick: Tick = lambda n: None) -> None:
@@ -156,7 +164,9 @@ def run_together(runs: Sequence[Run], tick: Tick = lambda n: None) -> None:
         first.clients.batching,
         [run.seed for run in runs],
     )
-    algorithm = stack([run.algorithm for run in runs], [f.name for f in fields(first.algorithm)], z)
+    names = [f.name for f in fields(first.algorithm)]
+    always = _in_formulas(first.algorithm) if clients.in_tensors else ()  # compiled once for tuning and for what it chose
+    algorithm = stack([run.algorithm for run in runs], names, z, always)
     state = algorithm.init(z, problem)
     clients.remember(algorithm.memory(z, problem))
     clients.traffic.setup, clients.rounds = first.clients.traffic.setup, first.rounds

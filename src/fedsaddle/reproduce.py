@@ -197,10 +197,12 @@ def _judged(experiment: ModuleType, results: dict[str, Any], out: Path) -> None:
 
 
 class _Clock:
-    """Seconds that an experiment has taken, those of sittings that were cut off and of processes at other parts too.
+    """Seconds in which an experiment was computed, in sittings that were cut off and by processes at other parts too.
+
+    Time in which several processes computed counts once.
 
     Args:
-        folder: has a file for each sitting.
+        folder: has a file for each sitting, named by its start in ns, with its seconds.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -209,8 +211,13 @@ class _Clock:
         self.started = self.written = time.perf_counter()
 
     def read(self) -> float:
-        others = (json.loads(f.read_text()) for f in self.file.parent.glob("*.json") if f != self.file)
-        return sum(others, time.perf_counter() - self.started)
+        self.write()
+        total, until = 0.0, 0.0
+        for file in sorted(self.file.parent.glob("*.json"), key=_begun):
+            begun, seconds = _begun(file), json.loads(file.read_text())
+            total += max(0.0, begun + seconds - max(begun, until))
+            until = max(until, begun + seconds)
+        return total
 
     def write(self) -> None:
         self.written = time.perf_counter()
@@ -225,6 +232,11 @@ class _Clock:
                 self.write()
 
         return told
+
+
+def _begun(sitting: Path) -> float:
+    """When a sitting began, in seconds."""
+    return int(sitting.name.partition("-")[0]) / 1e9
 
 
 def _variant(name: str, experiment: ModuleType, options: Mapping[str, str]) -> dict[str, str]:

@@ -26,9 +26,8 @@ from fedsaddle.federation import Federation
 from fedsaddle.participation import Draw, Participation
 from fedsaddle.problem import Data, ModelProblem, Problem
 
-_IN_TENSORS = (
-    "cuda",
-)  # where compiling takes minutes; on a CPU a step is faster with its numbers in the code
+# where compiled steps have their numbers in tensors: there compiling takes minutes; on a CPU numbers in the code are faster
+_IN_TENSORS = ("cuda",)
 
 
 class Simulation(Clients):
@@ -66,11 +65,11 @@ class Simulation(Clients):
         self._sides = sides_of(problem, federation, self.device)
         self._sizes = federation.sizes.to(self.device)
         self._execute = Execution(self.device, compile, graph, precision)
-        self._in_tensors = compile and self.device.type in _IN_TENSORS
+        self.in_tensors = compile and self.device.type in _IN_TENSORS
         self._tensored: tuple[Problem, Problem] | None = None  # the problem, and as cohorts have it
         self._chunk = max(1, chunk // len(self.seeds)) if chunk else self.n_clients
         # compiled for replicas of any seeds, unless those of one seed read their samples together
-        self._alike = 1 if self._in_tensors and not _reads_together(problem) else _run_length(self.seeds)
+        self._alike = 1 if self.in_tensors and not _reads_together(problem) else _run_length(self.seeds)
         self._drawn_anew = False  # whether a round's first phase has other participants than the round's own
         self._blank: Any = None  # what a client remembers before its first work, every tensor [1, k]
         self._memory: ClientMemory | None = None
@@ -138,7 +137,7 @@ class Simulation(Clients):
 
     def _for_steps(self) -> Problem:
         """The problem as client work has it."""
-        if not self._in_tensors:
+        if not self.in_tensors:
             return self.problem
         if self._tensored is None or self._tensored[0] is not self.problem:
             like = torch.empty(0, dtype=self.dtype, device=self.device)
