@@ -1,8 +1,8 @@
 """Test AUC against the communication interval I on imbalanced, heterogeneous images, CODA+ against CODASCA (figures 1 to 4).
 
 Each client owns other classes than the others, as far as there are enough, and few positives. All I have the same number of
-iterations. The step size is chosen on validation data: of the CNN in each cell, of larger networks at I = 32 with the first
-seed, for all I.
+iterations. The step size is chosen on validation data: of the CNN in each cell, of larger networks at I = 32 for all I, with a
+seed that is not reported.
 """
 
 from statistics import fmean
@@ -14,6 +14,7 @@ ROWS, COLUMNS = "run", "I"
 METRICS = {"auc": "Test AUC", "valid_auc": "Validation AUC (used for choosing the step size)"}
 SELECT = "valid_auc"
 SEEDS = [0, 1, 2]
+OTHER_SEED = [3]
 CURVES = ["auc"]
 
 ITERATIONS, STAGE = 20_480, 4_096  # the paper: 20,000 and 4,000; here every I divides both
@@ -52,7 +53,7 @@ def tuned_at(I, quick, model):
 
 
 def tuned_on(model, **_):
-    return SEEDS if model == "cnn" else SEEDS[:1]
+    return SEEDS if model == "cnn" else OTHER_SEED
 
 
 def _places(quick, part):

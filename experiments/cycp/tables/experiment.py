@@ -5,8 +5,11 @@ The paper's grids are tuned in turn: (1) step size with the loss's scale or the 
 (2) the schedule with those, both at dir 0.5 without noise; then (3) step size, scale and prox factor anew in every column.
 What was chosen is (4) reported with all seeds.
 
-ResNet-18 has a smaller budget, a fifth of the epochs: (1) tunes its step size at dir 0.5 without noise, where all else is
-what the CNN chose there; (2) and (3) are left out, and (4) has these values in every column.
+ResNet-18 has a smaller budget, a fifth of the epochs: (1) tunes its step size for each dir, without noise, on a seed that is
+not reported; all else is what the CNN chose at dir 0.5 without noise. (2) and (3) are left out, and (4) has in every column
+the step size of its dir.
+
+A part is a method: processes at several parts share a GPU better than one that computes them in turn.
 """
 
 import json
@@ -23,7 +26,7 @@ ROWS, COLUMNS = "method", "setting"
 METRICS = {"auc": "Test AUC", "valid_auc": "Validation AUC (used for choosing)"}
 SELECT = "valid_auc"
 SEEDS = [0, 1, 2]
-OPTIONS = {"data": ("phishing", "ijcnn1", "census_income", "cifar10"), "model": ("linear", "cnn", "resnet18")}
+OTHER_SEED = [3]
 
 DIRS, FLIPS = (0.1, 0.5, 10.0), (0.0, 0.2)
 CLIENTS, REMOVALS = (50, 200), (1, 2)
@@ -37,6 +40,11 @@ METHODS = {  # label -> algorithm, participation, what is tuned beside the step 
     "RS-Pairwise": ("rs_pairwise", RANDOM, {"problem.scale": [1.0, 0.1, 0.01, 0.001]}),
     "CyCp-Minimax": ("cycp_minimax", CYCLIC, {"algorithm.gamma": [0.1, 0.01, 0.001]}),
     "CyCp-Pairwise": ("cycp_pairwise", CYCLIC, {"problem.scale": [1.0, 0.1, 0.01, 0.001]}),
+}
+OPTIONS = {
+    "data": ("phishing", "ijcnn1", "census_income", "cifar10"),
+    "model": ("linear", "cnn", "resnet18"),
+    "part": ("all", *METHODS),
 }
 ERM = ("CyCp-FedAvg", "A-FedAvg", "A-SCAFFOLD")
 TWINS = {"CyCp-Minimax": "RS-Minimax", "CyCp-Pairwise": "RS-Pairwise"}
@@ -54,6 +62,7 @@ PAPER = {  # Tables 1 to 3, CIFAR-10: dir 0.1, 0.5 and 10, each with flip 0 and 
     "CyCp-Pairwise": (0.8283, 0.7828, 0.8480, 0.8424, 0.8626, 0.8540, 0.8367, 0.8448),
 }
 FEWER = 5  # so many times fewer epochs has ResNet-18
+LARGER_STEPS = [1.0, 0.1, 0.01]  # so its steps are larger
 
 
 class Column(NamedTuple):
@@ -68,6 +77,10 @@ class Column(NamedTuple):
         more = f", {self.clients} clients" if self.clients != 100 else ""
         more += f", removal {self.removal}" if self.removal else ""
         return f"dir {self.dir:g}, flip {self.flip:g}{more}"
+
+
+def _methods(part):
+    return list(METHODS) if part == "all" else [part]
 
 
 def settings(quick, model, **_):
@@ -132,8 +145,8 @@ def _grid(method, quick):
     return {"algorithm.lr": STEPS_GRID, **METHODS[method][2]}
 
 
-def _staged(quick):
-    return [m for m in METHODS if m not in ERM and not (quick and m.startswith("RS"))]
+def _staged(quick, part):
+    return [m for m in _methods(part) if m not in ERM and not (quick and m.startswith("RS"))]
 
 
 @cache
@@ -148,53 +161,63 @@ def _chosen_with_cnn():
     }
 
 
-def first_steps(rows, quick, **options):
-    if options["model"] == "resnet18" and not quick:
+def _smaller_budget(quick, model, **_):
+    return model == "resnet18" and not quick
+
+
+def first_steps(rows, quick, part, **options):
+    if _smaller_budget(quick, **options):
         return [
-            Cell({"method": m, "setting": "step size"}, _place(m, Column(), quick, **options),
-                 [_chosen_with_cnn()[m] | {"algorithm.lr": lr} for lr in STEPS_GRID])
-            for m in METHODS
+            Cell({"method": m, "setting": f"step size, dir {dir:g}", "dir": dir},
+                 _place(m, Column(dir), quick, **options), _step_sizes(m))
+            for dir in DIRS
+            for m in _methods(part)
         ]  # fmt: skip
     return [
         Cell({"method": m, "setting": "first schedule"}, {**_place(m, Column(), quick, **options), **FIRST}, _grid(m, quick))
-        for m in _staged(quick)
+        for m in _staged(quick, part)
     ]  # fmt: skip
 
 
-def schedules(rows, quick, **options):
-    if options["model"] == "resnet18" and not quick:
-        return _as_before(rows, quick, **options)
+def _step_sizes(method):
+    return [_chosen_with_cnn()[method] | {"algorithm.lr": lr} for lr in LARGER_STEPS]
+
+
+def schedules(rows, quick, part, **options):
     points = [
         {"algorithm.stage_rounds": 10 * epochs, "algorithm.stage_growth": growth, "algorithm.lr_decay": decay}
         for epochs, growth in (SCHEDULES[:2] if quick else SCHEDULES)
         for decay in (DECAYS[:1] if quick else DECAYS)
     ]
+    if _smaller_budget(quick, **options):
+        return _as_before(rows, quick, part, **options)
     return [
         Cell({"method": r["method"], "setting": "schedule"},
              {**_place(r["method"], Column(), quick, **options), **r["chosen"]}, points)
-        for r in rows
+        for r in rows if r["method"] in _methods(part)
     ]  # fmt: skip
 
 
-def _as_before(rows, quick, **options):
+def _as_before(rows, quick, part, **options):
     """A step with nothing to tune."""
     return [
-        Cell({k: r[k] for k in ("method", "setting")}, _place(r["method"], Column(), quick, **options), [r["chosen"]])
-        for r in rows
+        Cell({k: r[k] for k in ("method", "setting", "dir")},
+             _place(r["method"], Column(r["dir"]), quick, **options), [r["chosen"]])
+        for r in rows if r["method"] in _methods(part)
     ]  # fmt: skip
 
 
-def columns(rows, quick, **options):
-    if options["model"] == "resnet18" and not quick:
-        return _as_before(rows, quick, **options)
-    schedule = {r["method"]: r["chosen"] for r in rows}
+def columns(rows, quick, part, **options):
+    if _smaller_budget(quick, **options):
+        return _as_before(rows, quick, part, **options)
+    schedule = {r["method"]: r["chosen"] for r in rows} | {m: {} for m in ERM}
     if quick:  # where no schedule was tuned
-        schedule |= {m: FIRST for m in METHODS if m not in ERM and m not in schedule}
+        schedule = {m: FIRST for m in METHODS} | schedule
     return [
         Cell(_at(m, column), _place(m, column, quick, **options),
-             [{**schedule.get(m, {}), **point} for point in grid_points(_grid(m, quick))])
+             [{**schedule[m], **point} for point in grid_points(_grid(m, quick))])
         for column in settings(quick, **options)
-        for m in METHODS
+        for m in _methods(part) if m in schedule
     ]  # fmt: skip
 
 
@@ -202,32 +225,37 @@ def _at(method, column):
     return {"method": method, "setting": str(column), **column._asdict()}
 
 
-def reported(rows, quick, **options):
-    if options["model"] == "resnet18" and not quick:
-        return [
-            Cell(_at(r["method"], column), _place(r["method"], column, quick, **options), [r["chosen"]])
-            for column in settings(quick, **options)
-            for r in rows
-        ]
+def reported(rows, quick, part, **options):
+    """What was chosen; of a part that was not tuned yet, all that can be."""
+    chosen = {(r["method"], r["setting"]): [r["chosen"]] for r in rows}
+
+    def points(method, column):
+        if _smaller_budget(quick, **options):
+            return chosen.get((method, f"step size, dir {column.dir:g}")) or _step_sizes(method)
+        return chosen.get((method, str(column))) or _grid(method, quick)
+
     return [
-        Cell({k: r[k] for k in ("method", "setting", *Column._fields)},
-             {**_place(r["method"], Column(*(r[k] for k in Column._fields)), quick, **options), **r["chosen"]})
-        for r in rows
-    ]  # fmt: skip
+        Cell(_at(m, column), _place(m, column, quick, **options), points(m, column))
+        for column in settings(quick, **options)
+        for m in _methods(part)
+    ]
 
 
 STEPS = [first_steps, schedules, columns, reported]
 
 
-def tuned_on(data, model):
+def tuned_on(model, **_):
     """Networks cost a hundred times what the linear model costs."""
-    return SEEDS if model == "linear" else SEEDS[:1]
+    return {"linear": SEEDS, "cnn": SEEDS[:1]}.get(model, OTHER_SEED)
 
 
 def judge(rows):
-    """C-2.1 and C-2.2 over all columns, C-2.5 over those of Tables 1 to 3."""
+    """C-2.1 and C-2.2 over all columns that every method has, C-2.5 over those of Tables 1 to 3."""
     at = [Column(*(r.get(k, usual) for k, usual in Column._field_defaults.items())) for r in rows]
     auc = {(r["method"], c): r["metrics"]["auc"]["mean"] for r, c in zip(rows, at, strict=True)}
+    auc = {(m, c): v for (m, c), v in auc.items() if all((other, c) in auc for other in METHODS)}
+    if not auc:
+        return []
     stopped = [(r, c) for r, c in zip(rows, at, strict=True) if r.get("diverged")]
     published = {
         (m, c): v for m, values in PAPER.items() for c, v in zip(_paper_columns(), values, strict=True)
