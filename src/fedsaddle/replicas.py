@@ -165,7 +165,8 @@ def run_together(runs: Sequence[Run], tick: Tick = lambda n: None) -> None:
         [run.seed for run in runs],
     )
     names = [f.name for f in fields(first.algorithm)]
-    always = _in_formulas(first.algorithm) if clients.in_tensors else ()  # compiled once for tuning and for what it chose
+    # what is compiled for tuning then serves what was chosen
+    always = _in_formulas(first.algorithm) if clients.in_tensors else ()
     algorithm = stack([run.algorithm for run in runs], names, z, always)
     state = algorithm.init(z, problem)
     clients.remember(algorithm.memory(z, problem))

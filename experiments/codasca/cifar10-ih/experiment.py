@@ -1,8 +1,8 @@
 """Test AUC against the communication interval I on imbalanced, heterogeneous images, CODA+ against CODASCA (figures 1 to 4).
 
 Each client owns other classes than the others, as far as there are enough, and few positives. All I have the same number of
-iterations. The step size is chosen on validation data: of the CNN in each cell, of larger networks at I = 32 for all I, with a
-seed that is not reported.
+iterations. The step size is chosen on validation data: of the CNN in each cell, of larger networks at I = 32 for all I, with
+a seed that is not reported.
 """
 
 from statistics import fmean
