@@ -638,7 +638,11 @@ def anchor(tree: Tree, folder: Path) -> None:
 
 
 def _with_paths(tree: Tree, change: Callable[[str], str]) -> None:
-    """Replace the paths of a tree."""
+    """Replace the paths of a tree, which need not be checked yet."""
+
+    def tables(section: str) -> list[Tree]:
+        found = tree.get(section)
+        return [part for part in (found if isinstance(found, list) else [found]) if isinstance(part, dict)]
 
     def changed(value: Any) -> Any:
         if isinstance(value, list):
@@ -646,10 +650,9 @@ def _with_paths(tree: Tree, change: Callable[[str], str]) -> None:
         return change(value) if isinstance(value, str) and value else value
 
     for section, key in _PATHS:
-        found = tree.get(section)
-        for part in found if isinstance(found, list) else [found]:
-            if isinstance(part, dict) and key in part:
+        for part in tables(section):
+            if key in part:
                 part[key] = changed(part[key])
-    for change_of_data in tree.get("transform", ()):
+    for change_of_data in tables("transform"):
         if isinstance(first := change_of_data.get("first"), dict):
             _with_paths(first, change)
