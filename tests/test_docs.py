@@ -257,7 +257,7 @@ def says_what_was_obtained(site: Path) -> None:
         shown = text_of(site / f"papers/{found['experiment'].partition('/')[0]}.html")
         assert found["command"] in shown
         for verdict in found["verdicts"]:
-            said = "holds" if verdict["holds"] else "does not hold"
+            said = {True: "holds", False: "does not hold", None: "not decided"}[verdict["holds"]]
             assert f"{said} {' '.join(verdict['claim'].split())}." in shown, verdict["claim"]
     rows = json.loads((ROOT / "experiments/codasca/interval/obtained/results.json").read_text())["rows"]
     (cell,) = (r["metrics"]["auc"] for r in rows if r["method"] == "CODASCA" and r["I"] == 32)
