@@ -192,7 +192,7 @@ MUTATIONS = [
     Mutation("y takes x's step", fedsgda, "cohort.per_variable(x=m.lr, y=m.lr_dual)", "m.lr", by("fedsgda")),
     Mutation("wells without their width", nonconvex_pl, "slope = to_a / self.nu *", "slope = to_a *", by("fedsgda-mb")),
     Mutation("coupling flipped", nonconvex_pl, "d_x = slope + (to_c", "d_x = slope - (to_c", by("fedsgda-mb")),
-    Mutation("memory is read from the blank row", memory, "at = self._at(ids)\n        return", "at = 0 * ids\n        return", by("scaffold")),
+    Mutation("memory is read from the blank row", memory, "at = self._at(ids)\n        side", "at = 0 * ids\n        side", by("scaffold")),
     Mutation("new clients share a row", memory, "self._used + new.cumsum(-1, dtype=np.int32) - 1", "self._used + 0 * at", by("scaffold-some")),
     Mutation("a grown memory is lost", memory, "out[..., : old.shape[-2], :] = old", "out.zero_()", partial(test_memory.test_it_is_a_dictionary, 1)),
     # ---- control variates
@@ -290,7 +290,7 @@ MUTATIONS = [
     Mutation("the field centres positives on b", auc, "torch.lerp(b, a, pos)", "torch.lerp(a, b, pos)", by("local_sgda")),
     Mutation("AUC couples with alpha, not 1 + alpha", auc, '1 + alpha if self.dual == "gradient" else alpha', "alpha", auc_truth),
     Mutation("each client has its own p", auc, "ratio = (1 - 2 * self._p) * pos + self._p", "q = pos.mean(-1, keepdim=True); ratio = (1 - 2 * q) * pos + q", auc_field),
-    Mutation("p is pooled when clients weigh equally", auc, "(n_pos / n).mean() if self.p", "n_pos.sum() / n.sum() if self.p", auc_truth),
+    Mutation("p is pooled when clients weigh equally", auc, '_mean(n_pos / n, clients.shares("clients")) if self.p', "n_pos.sum() / n.sum() if self.p", auc_truth),
     Mutation("p is a client mean when pooled", auc, "else n_pos.sum() / n.sum()", "else (n_pos / n).mean()", by("local_sgda-pooled-with_replacement")),
     Mutation("p comes from participants alone", auc, "who=clients.everyone()", "who=None", by("codasca-some")),
     Mutation("a piece of the data has the whole dual term", auc, "share = w.sum(-1, keepdim=True)  # 1, or", "share = 1.0  # 1, or", pieces),
