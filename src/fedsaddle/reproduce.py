@@ -120,8 +120,6 @@ def reproduce(
     experiment = _load(folder)
     chosen = _variant(name, experiment, options)
     base = config.read(folder / "base.toml")
-    if device is not None:
-        config.put(base, ["train", "device"], device, f"--device {device}")
     variant = "-".join(["", *(v for k, v in chosen.items() if k != "part")])
     out = out or Path("runs") / "reproduce" / f"{name}{variant}{'-quick' if quick else ''}"
     out.mkdir(parents=True, exist_ok=True)
@@ -140,13 +138,15 @@ def reproduce(
         title = name if len(steps) == 1 else f"{name}, step {i + 1} of {len(steps)}"
         earlier_rows.append(rows)
         cells = step(rows, quick, **chosen)
-        runs = {id(cell): _runs(base, cell, own) for cell in cells}
+        runs = {id(cell): _runs(base, cell, own, device) for cell in cells}
         whole = cells
         if chosen.get("part", "all") != "all":
             whole = step(rows, quick, **chosen | {"part": "all"})
-            runs |= {id(cell): _runs(base, cell, own) for cell in whole}
-        with Bar(progress, sum(len(runs[id(cell)]) for cell in cells), title) as tick:
-            wanted = [run for cell in cells for run in runs[id(cell)]]
+            runs |= {id(cell): _runs(base, cell, own, device) for cell in whole}
+        wanted = [run for cell in cells for run in runs[id(cell)]]
+        if left := [run for run in wanted if run not in journal]:
+            config.resolve(left[0].tree)  # the device is here; a table of finished runs can be made elsewhere
+        with Bar(progress, len(wanted), title) as tick:
             finish(wanted, journal, together, clock.ticking(tick), federations, jobs)
         finished = [cell for cell in whole if all(run in journal for run in runs[id(cell)])]
         missing = len(whole) - len(finished)
@@ -251,10 +251,12 @@ def _variant(name: str, experiment: ModuleType, options: Mapping[str, str]) -> d
     return {key: options.get(key, values[0]) for key, values in known.items()}
 
 
-def _runs(base: Tree, cell: Cell, seeds: Sequence[int]) -> list[config.Config]:
+def _runs(base: Tree, cell: Cell, seeds: Sequence[int], device: str | None = None) -> list[config.Config]:
     """A cell's runs: each point with each seed."""
     return [
-        _changed(base, {**cell.set, **point, "train.seed": seed}) for point in cell.points for seed in seeds
+        _changed(base, {**cell.set, **point, "train.seed": seed}, device)
+        for point in cell.points
+        for seed in seeds
     ]
 
 
@@ -310,11 +312,15 @@ def _seen(experiment: ModuleType, runs: Sequence[Entry]) -> Row:
     return {"metrics": over_seeds(measured), "curves": {"round": runs[0]["curves"]["round"], **values}}
 
 
-def _changed(base: Tree, change: Mapping[str, Any]) -> config.Config:
+def _changed(base: Tree, change: Mapping[str, Any], device: str | None = None) -> config.Config:
+    """The config of changes of base.toml; on another device, which need not be here."""
     tree = copy.deepcopy(base)
     for key, value in change.items():
         config.put(tree, key.split("."), value, f"{key} = {value!r}")
-    return config.resolve(tree, "base")
+    made = config.resolve(tree, "base")
+    if device is not None:
+        made.tree["train"]["device"] = device
+    return made
 
 
 def _markdown(
