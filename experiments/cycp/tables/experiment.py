@@ -9,7 +9,7 @@ ResNet-18 has a smaller budget, a fifth of the epochs: (1) tunes its step size f
 not reported; all else is what the CNN chose at dir 0.5 without noise. (2) and (3) are left out, and (4) has in every column
 the step size of its dir.
 
-A part is a method: processes at several parts share a GPU better than one that computes them in turn.
+A part is a method (processes at several share a GPU better than one that computes them in turn) or some of the tables.
 """
 
 import json
@@ -44,7 +44,7 @@ METHODS = {  # label -> algorithm, participation, what is tuned beside the step 
 OPTIONS = {
     "data": ("phishing", "ijcnn1", "census_income", "cifar10"),
     "model": ("linear", "cnn", "resnet18"),
-    "part": ("all", *METHODS),
+    "part": ("all", *METHODS, "tables1-3", "table8", "table9"),
 }
 ERM = ("CyCp-FedAvg", "A-FedAvg", "A-SCAFFOLD")
 TWINS = {"CyCp-Minimax": "RS-Minimax", "CyCp-Pairwise": "RS-Pairwise"}
@@ -62,7 +62,7 @@ PAPER = {  # Tables 1 to 3, CIFAR-10: dir 0.1, 0.5 and 10, each with flip 0 and 
     "CyCp-Pairwise": (0.8283, 0.7828, 0.8480, 0.8424, 0.8626, 0.8540, 0.8367, 0.8448),
 }
 FEWER = 5  # so many times fewer epochs has ResNet-18
-LARGER_STEPS = [1.0, 0.1, 0.01]  # so its steps are larger
+MORE_STEPS = [1.0, 0.1, 0.03, 0.01, 0.003, 0.001]  # and more steps are tried, also larger ones
 
 
 class Column(NamedTuple):
@@ -80,14 +80,18 @@ class Column(NamedTuple):
 
 
 def _methods(part):
-    return list(METHODS) if part == "all" else [part]
+    return [part] if part in METHODS else list(METHODS)
 
 
-def settings(quick, model, **_):
-    plain = [Column(dir, flip) for dir in (DIRS[::2] if quick else DIRS) for flip in FLIPS]
-    if quick or model != "resnet18":
-        return plain
-    return [*plain, *(Column(0.1, clients=n) for n in CLIENTS), *(Column(removal=seed) for seed in REMOVALS)]
+def settings(quick, model, part="all", **_):
+    """The columns of a part."""
+    tables = {"tables1-3": [Column(dir, flip) for dir in (DIRS[::2] if quick else DIRS) for flip in FLIPS]}
+    if model == "resnet18" and not quick:
+        tables["table8"] = [Column(0.1, clients=n) for n in CLIENTS]
+        tables["table9"] = [Column(removal=seed) for seed in REMOVALS]
+    if part.startswith("table"):
+        return tables.get(part, [])
+    return [column for columns in tables.values() for column in columns]
 
 
 def _place(method, column, quick, data, model):
@@ -170,7 +174,7 @@ def first_steps(rows, quick, part, **options):
         return [
             Cell({"method": m, "setting": f"step size, dir {dir:g}", "dir": dir},
                  _place(m, Column(dir), quick, **options), _step_sizes(m))
-            for dir in DIRS
+            for dir in dict.fromkeys(column.dir for column in settings(quick, part=part, **options))
             for m in _methods(part)
         ]  # fmt: skip
     return [
@@ -180,7 +184,7 @@ def first_steps(rows, quick, part, **options):
 
 
 def _step_sizes(method):
-    return [_chosen_with_cnn()[method] | {"algorithm.lr": lr} for lr in LARGER_STEPS]
+    return [_chosen_with_cnn()[method] | {"algorithm.lr": lr} for lr in MORE_STEPS]
 
 
 def schedules(rows, quick, part, **options):
@@ -203,7 +207,8 @@ def _as_before(rows, quick, part, **options):
     return [
         Cell({k: r[k] for k in ("method", "setting", "dir")},
              _place(r["method"], Column(r["dir"]), quick, **options), [r["chosen"]])
-        for r in rows if r["method"] in _methods(part)
+        for r in rows
+        if r["method"] in _methods(part) and r["dir"] in {c.dir for c in settings(quick, part=part, **options)}
     ]  # fmt: skip
 
 
@@ -216,7 +221,7 @@ def columns(rows, quick, part, **options):
     return [
         Cell(_at(m, column), _place(m, column, quick, **options),
              [{**schedule[m], **point} for point in grid_points(_grid(m, quick))])
-        for column in settings(quick, **options)
+        for column in settings(quick, part=part, **options)
         for m in _methods(part) if m in schedule
     ]  # fmt: skip
 
@@ -236,7 +241,7 @@ def reported(rows, quick, part, **options):
 
     return [
         Cell(_at(m, column), _place(m, column, quick, **options), points(m, column))
-        for column in settings(quick, **options)
+        for column in settings(quick, part=part, **options)
         for m in _methods(part)
     ]
 
@@ -260,7 +265,8 @@ def judge(rows):
     published = {
         (m, c): v for m, values in PAPER.items() for c, v in zip(_paper_columns(), values, strict=True)
     }
-    on_paper = dict(_judged({k: v for k, v in published.items() if k[1] in at}))
+    judged = {column for _, column in auc}
+    on_paper = dict(_judged({k: v for k, v in published.items() if k[1] in judged}))
     out = []
     for claim, (holds, numbers) in _judged(auc):
         left = [
