@@ -77,13 +77,17 @@ class CNN(nn.Sequential):
         size: height and width of the images, >= 18 (below that the last convolution has no pixel left).
         outputs: scores for each image, >= 1.
         width: channels of the first convolution, >= 1; all other layers are twice as wide.
+        sigmoid: scores pass through a sigmoid, as in public code for AUC: ranks stay, and scores are bounded, so that
+            larger steps do not diverge. Losses with a sigmoid of their own (logistic, cross-entropy) want none.
 
     Reference: https://www.tensorflow.org/tutorials/images/cnn
     """
 
     min_side = 18
 
-    def __init__(self, channels: int = 3, size: int = 32, outputs: int = 1, width: int = 32) -> None:
+    def __init__(
+        self, channels: int = 3, size: int = 32, outputs: int = 1, width: int = 32, sigmoid: bool = False
+    ) -> None:
         _integer("CNN", "channels", channels)
         _integer("CNN", "size", size, self.min_side)
         _integer("CNN", "outputs", outputs)
@@ -102,7 +106,7 @@ class CNN(nn.Sequential):
             nn.Flatten(),
             nn.Linear(2 * width * side * side, 2 * width),
             nn.ReLU(),
-            nn.Linear(2 * width, outputs),
+            *_scores(2 * width, outputs, sigmoid),
         )
 
 
@@ -119,6 +123,8 @@ class ResNet18(nn.Sequential):
         pixels: height and width of the images, >= 1: kernels then leave out the taps that meet nothing but padding on them,
             and outputs and training stay the same, since those taps never learn. On 32 pixels after the large stem the last
             blocks see one pixel, and seven of the eleven million parameters are such taps. None: all taps.
+        sigmoid: scores pass through a sigmoid, as in public code for AUC: ranks stay, and scores are bounded, so that
+            larger steps do not diverge. Losses with a sigmoid of their own (logistic, cross-entropy) want none.
 
     Reference: He et al., Deep residual learning for image recognition, CVPR 2016 (sections 3.3 and 4.2).
     """
@@ -127,6 +133,7 @@ class ResNet18(nn.Sequential):
 
     def __init__(
         self, channels: int = 3, outputs: int = 1, groups: int = 32, stem: str = "small", pixels: int | None = None,
+        sigmoid: bool = False,
     ) -> None:  # fmt: skip
         _integer("ResNet18", "channels", channels)
         _integer("ResNet18", "outputs", outputs)
@@ -146,7 +153,7 @@ class ResNet18(nn.Sequential):
             layers.append(_Residual(width, stage_width, stride=1 if stage == 0 else 2, groups=groups))
             layers.append(_Residual(stage_width, stage_width, stride=1, groups=groups))
             width = stage_width
-        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs))
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_scores(width, outputs, sigmoid))
         if pixels is not None:
             _integer("ResNet18", "pixels", pixels)
             _leave_out_idle_taps(self, torch.zeros(1, channels, pixels, pixels))
@@ -159,13 +166,15 @@ class DenseNet121(nn.Sequential):
         channels: channels of the images [B, channels, H, W], >= 1; [B, H, W] works for one; H and W >= 8.
         outputs: scores for each image, >= 1.
         groups: upper limit of the groups in a GroupNorm, >= 1.
+        sigmoid: scores pass through a sigmoid, as in public code for AUC: ranks stay, and scores are bounded, so that
+            larger steps do not diverge. Losses with a sigmoid of their own (logistic, cross-entropy) want none.
 
     Reference: Huang et al., Densely connected convolutional networks, CVPR 2017 (stem as for CIFAR).
     """
 
     min_side = 8
 
-    def __init__(self, channels: int = 3, outputs: int = 1, groups: int = 32) -> None:
+    def __init__(self, channels: int = 3, outputs: int = 1, groups: int = 32, sigmoid: bool = False) -> None:
         _integer("DenseNet121", "channels", channels)
         _integer("DenseNet121", "outputs", outputs)
         _integer("DenseNet121", "groups", groups)
@@ -179,7 +188,7 @@ class DenseNet121(nn.Sequential):
                 layers.append(_Dense(width, growth, groups))
                 width += growth
         layers += [_norm(width, groups), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        super().__init__(*layers, nn.Linear(width, outputs))
+        super().__init__(*layers, *_scores(width, outputs, sigmoid))
 
 
 FROM_SHAPE = ("features", "channels", "size")  # arguments that `build` takes from the shape of a sample
@@ -340,6 +349,10 @@ class _Dense(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat((x, self.branch(x)), dim=1)
+
+
+def _scores(width: int, outputs: int, sigmoid: bool) -> list[nn.Module]:
+    return [nn.Linear(width, outputs), *([nn.Sigmoid()] if sigmoid else [])]
 
 
 def _conv(width_in: int, width: int, kernel: int, stride: int = 1) -> nn.Conv2d:
