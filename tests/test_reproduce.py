@@ -506,7 +506,9 @@ def test_every_cell_of_auc_is_a_valid_config_and_in_one_part() -> None:
 
 def test_every_cell_of_cifar10_ih_is_a_valid_config_and_in_one_part() -> None:
     ih, base = experiment("codasca/cifar10-ih"), config.read(ROOT / "codasca/cifar10-ih/base.toml")
-    for data, model in (("cifar10", "cnn"), ("cifar10", "densenet121"), ("cifar100", "resnet18")):
+    for data, model in (
+        ("cifar10", "cnn"), ("cifar10", "densenet121"), ("cifar100", "resnet18"), ("cifar10", "resnet18-7x7"),
+    ):  # fmt: skip
         whole = ih.reported([], False, data, model, "all")
         assert len(whole) == 4 * 6 * 2
         tuned = ih.step_sizes([], False, data, model, "all")
@@ -517,17 +519,19 @@ def test_every_cell_of_cifar10_ih_is_a_valid_config_and_in_one_part() -> None:
         for cell in whole[:: 1 if model == "cnn" else 13]:
             made = _changed(base, {**cell.set, **cell.points[-1]}).tree
             I, algorithm = cell.at["I"], made["algorithm"]
-            total = 20_480 if model == "cnn" else 4_096
-            stage = 4_096 if model == "cnn" else 2_048
-            assert made["train"]["rounds"] * I == total and algorithm["stage_rounds"] * I == stage
-            assert (made["data"]["name"], made["model"]["name"], algorithm["local_steps"]) == (data, model, I)
+            budget = ih.NETWORKS[model]
+            assert made["train"]["rounds"] * I == budget.iterations and budget.iterations % budget.stage == 0
+            assert algorithm["stage_rounds"] * I == budget.stage and algorithm["local_steps"] == I
+            assert made["data"]["name"] == data and made["model"] == made["model"] | budget.model
             assert made["partition"]["clients"] == cell.at["K"]
 
 
 def test_a_larger_network_takes_its_step_size_from_one_interval() -> None:
     ih = experiment("codasca/cifar10-ih")
     options = {"data": "cifar10", "model": "resnet18", "part": "K8-10-I64"}
-    assert ih.tuned_on(**options) == [3] and ih.tuned_on(**options | {"model": "cnn"}) == ih.SEEDS
+    assert [ih.tuned_on(**options | {"model": m}) for m in ("cnn", "resnet18", "resnet18-7x7")] == [
+        ih.SEEDS, [0], [3]
+    ]  # fmt: skip
     tuned = ih.step_sizes([], False, **options)
     assert [(c.at["I"], len(c.points)) for c in tuned] == [(32, 3), (32, 3)]
     rows = [{**c.at, "chosen": {"algorithm.lr": 0.5}} for c in tuned]
@@ -538,7 +542,7 @@ def test_a_larger_network_takes_its_step_size_from_one_interval() -> None:
     assert [len(c.points) for c in whole].count(3) == 48 - 12  # of other places nothing is chosen yet
 
 
-@pytest.mark.parametrize("model", ["resnet18", "densenet121"])
+@pytest.mark.parametrize("model", ["resnet18", "resnet18-7x7", "densenet121"])
 def test_the_quick_version_of_a_larger_network_is_valid(model: str) -> None:
     ih, base = experiment("codasca/cifar10-ih"), config.read(ROOT / "codasca/cifar10-ih/base.toml")
     for cell in ih.step_sizes([], True, "cifar10", model, "all"):
