@@ -28,8 +28,9 @@ SHAPES = {"cifar10": (3, 32, 32)}
 
 def tflop(model: tuple[tuple[str, Any], ...], data: str) -> float:
     """Of one sample's forward and backward pass."""
+    network = models.build(sample_shape=SHAPES[data], **dict(model))
     with FlopCounterMode(display=False) as counter:
-        models.build(sample_shape=SHAPES[data], **dict(model))(torch.zeros(1, *SHAPES[data])).sum().backward()
+        network(torch.zeros(1, *SHAPES[data])).sum().backward()
     return float(counter.get_total_flops()) / 1e12
 
 
