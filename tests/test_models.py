@@ -96,6 +96,19 @@ def test_resnet18_parameter_count() -> None:
     assert count(ResNet18(stem="large")) == large + stages + head == 11_177_025
 
 
+def test_resnet18_parameter_count_without_idle_taps() -> None:
+    # 32 pixels after the large stem: sides 8, 4, 2, 1; of 3x3 taps beside padding four meet 2x2 pixels with stride 2, one meets 1
+    idle = (9 - 4) * 256 * 512 + 3 * (9 - 1) * 512 * 512
+    assert count(ResNet18(stem="large", pixels=32)) == 11_177_025 - idle == 4_230_209
+    # 16 pixels with the small stem: sides 16, 8, 4, 2, where every tap meets some
+    assert count(ResNet18(pixels=16)) == count(ResNet18())
+    # one pixel: every kernel has one tap
+    stages = 64 * (4 * 64 + 128) + 128 * (4 * 128 + 256) + 256 * (4 * 256 + 512) + 512 * 4 * 512
+    norms = 2 * (64 * 5 + 128 * 5 + 256 * 5 + 512 * 5)
+    for stem in ("small", "large"):
+        assert count(ResNet18(1, stem=stem, pixels=1)) == 64 + stages + norms + 512 + 1
+
+
 def test_densenet121_parameter_count() -> None:
     def block(c: int, depth: int) -> int:  # norm, 1x1 to 128, norm, 3x3 to 32; the input grows by 32
         return sum(2 * k + k * 128 + 2 * 128 + 9 * 128 * 32 for k in range(c, c + 32 * depth, 32))
@@ -137,6 +150,85 @@ def test_resnet18_follows_the_paper(stem: str) -> None:
         branch = net.norm(net.conv(net.norm(net.conv(h, stride)).relu()))
         h = (branch + (net.norm(net.conv(h, stride)) if widens else h)).relu()
     torch.testing.assert_close(model(x), net.head(h))
+
+
+def whole_and_cut(stem: str, pixels: int) -> tuple[nn.Module, nn.Module]:
+    """With all taps, and without those that meet no pixel; from one generator, so with equal weights."""
+    models = []
+    for size in (None, pixels):
+        torch.manual_seed(1)
+        models.append(ResNet18(stem=stem, pixels=size).double())
+    return models[0], models[1]
+
+
+def idle_taps(whole: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Of each kernel [O, C, h, w] the taps [h, w] by which the derivative of the outputs is 0 in all channels."""
+    named = {k: p for k, p in whole.named_parameters() if p.ndim == 4}
+    gradients = torch.autograd.grad(whole(x).square().sum(), list(named.values()))
+    return {k: (g == 0).all(0).all(0) for k, g in zip(named, gradients, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("stem", "pixels", "are_idle"),
+    [("small", 32, False), ("small", 8, True), ("large", 32, True), ("large", 8, True), ("large", 4, True)],
+)
+def test_resnet18_leaves_out_the_taps_that_cannot_learn(stem: str, pixels: int, are_idle: bool) -> None:
+    """All of them and no other: outputs stay, and derivatives by the taps that are left."""
+    whole, cut = whole_and_cut(stem, pixels)
+    x = torch.randn(2, 3, pixels, pixels, dtype=torch.float64)
+    out, same = cut(x), whole(x)
+    torch.testing.assert_close(out, same, rtol=0, atol=1e-12)
+    idle = idle_taps(whole, x)
+    assert any(taps.any() for taps in idle.values()) == are_idle
+    same.square().sum().backward()
+    out.square().sum().backward()
+    left = dict(cut.named_parameters())
+    for key, p in whole.named_parameters():
+        new = left.pop(key)
+        assert p.grad is not None and new.grad is not None
+        for all_taps, ours in ((p.detach(), new), (p.grad, new.grad)):
+            learn = all_taps[:, :, ~idle[key]] if key in idle else all_taps
+            torch.testing.assert_close(ours.flatten(2) if key in idle else ours, learn, rtol=1e-9, atol=1e-9)
+    assert not left
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_idle_taps_stay_but_for_weight_decay(decay: float) -> None:
+    """So training is the same without them."""
+    whole, cut = whole_and_cut("large", 8)
+    x, start = torch.randn(4, 3, 8, 8, dtype=torch.float64), copy.deepcopy(whole.state_dict())
+    idle = idle_taps(whole, x)
+    for model in (whole, cut):
+        steps = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=decay)
+        for _ in range(3):
+            steps.zero_grad()
+            (model(x) - 1).square().mean().backward()
+            steps.step()
+    ours = dict(cut.named_parameters())
+    for key, p in whole.named_parameters():
+        new, taps = p.detach(), idle.get(key)
+        if taps is not None:
+            kept = start[key][:, :, taps] * (1 - 0.05 * decay) ** 3
+            torch.testing.assert_close(new[:, :, taps], kept, rtol=0, atol=1e-15 if decay else 0)
+            new = new[:, :, ~taps].view_as(ours[key])
+        torch.testing.assert_close(ours[key].detach(), new, rtol=0, atol=1e-10)
+    assert (ours["1.weight"] - start["1.weight"]).abs().max() > 1e-4  # it did learn
+
+
+def test_resnet18_without_idle_taps_refuses_other_images() -> None:
+    model = ResNet18(1, stem="large", pixels=8)
+    assert model(torch.zeros(2, 8, 8)).shape == (2, 1)  # without a channel axis, too
+    for shape, got in (((1, 9, 9), "9x9"), ((1, 8, 9), "8x9"), ((4, 8), "4x8"), ((32, 32), "32x32")):
+        with pytest.raises(FedsaddleError) as error:
+            model(torch.zeros(2, *shape))
+        assert str(error.value) == (
+            f"model: was made for images of 8x8 pixels, got {got}; leave out pixels, or give the images' own"
+        )
+
+
+def test_idle_taps_are_found_without_computing_on_images() -> None:
+    """A wrong number of pixels costs no memory: here petabytes."""
+    assert count(build("resnet18", (3, 8, 8), pixels=2**24)) == count(ResNet18())
 
 
 def test_densenet121_follows_the_paper() -> None:
@@ -213,6 +305,9 @@ def test_groups_divide_the_channels(groups: int, expected: int) -> None:
         ("cnn", (3, 18, 18), {"width": 0}, "CNN: width must be an integer >= 1, got 0"),
         ("resnet18", (3, 8, 8), {"groups": 0}, "ResNet18: groups must be an integer >= 1, got 0"),
         ("resnet18", (3, 8, 8), {"stem": "huge"}, "ResNet18: stem must be small or large, got 'huge'"),
+        ("resnet18", (3, 8, 8), {"pixels": 0}, "ResNet18: pixels must be an integer >= 1, got 0"),
+        ("resnet18", (3, 8, 8), {"pixels": 8.0}, "ResNet18: pixels must be an integer >= 1, got 8.0"),
+        ("resnet18", (3, 8, 8), {"pixels": "8"}, "ResNet18: pixels must be an integer >= 1, got '8'"),
         ("densenet121", (3, 8, 8), {"groups": 2.5}, "DenseNet121: groups must be an integer >= 1, got 2.5"),
     ],
 )

@@ -13,6 +13,7 @@ from numbers import Integral
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -156,7 +157,7 @@ class ResNet18(nn.Sequential):
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_scores(width, outputs, sigmoid))
         if pixels is not None:
             _integer("ResNet18", "pixels", pixels)
-            _leave_out_idle_taps(self, torch.zeros(1, channels, pixels, pixels))
+            _leave_out_idle_taps(self, torch.zeros(1, channels, pixels, pixels, device="meta"))
 
 
 class DenseNet121(nn.Sequential):
@@ -361,15 +362,15 @@ def _conv(width_in: int, width: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _leave_out_idle_taps(model: nn.Module, images: Tensor) -> None:
-    """Cut the kernels of a model's convolutions down to the taps that meet a pixel of such images."""
+    """Cut the kernels of a model's convolutions down to the taps that meet a pixel of such images, which are on meta."""
     seen: dict[nn.Conv2d, torch.Size] = {}  # height and width of what each is called on
 
     def look(layer: nn.Conv2d, inputs: tuple[Tensor]) -> None:
         seen[layer] = inputs[0].shape[-2:]
 
     hooks = [m.register_forward_pre_hook(look) for m in model.modules() if isinstance(m, nn.Conv2d)]
-    with torch.no_grad():
-        model(images)
+    on_meta = {k: p.detach().to("meta") for k, p in model.named_parameters()}
+    functional_call(model, on_meta, (images,))  # sizes alone: a wrong number of pixels costs no memory
     for hook in hooks:
         hook.remove()
     for layer, size in seen.items():
