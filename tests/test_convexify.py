@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 import fedsaddle as fs
 from fedsaddle import config, models
+from fedsaddle.alike import Federations
 from fedsaddle.convexify import Coordinates, _scales, coordinates_of, tangent
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.journal import Federations, Journal, finish
+from fedsaddle.finish import finish
+from fedsaddle.journal import Journal
 from fedsaddle.networks import Networks
 from fedsaddle.theory import probe
 

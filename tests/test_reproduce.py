@@ -15,7 +15,8 @@ import pytest
 import fedsaddle as fs
 from fedsaddle import config
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.journal import Journal, finish
+from fedsaddle.finish import finish
+from fedsaddle.journal import Journal
 from fedsaddle.replicas import run_all
 from fedsaddle.reproduce import _changed, _Clock, _load, experiments, judge_again, reproduce
 from tests.reference import ffmdr as ref_ffmdr
@@ -329,7 +330,7 @@ def test_parts_add_up_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     seen: list[int] = []
     monkeypatch.setattr(
-        "fedsaddle.journal.run_all", lambda runs, *tick: seen.append(len(runs)) or run_all(runs, *tick)
+        "fedsaddle.alike.run_all", lambda runs, *tick: seen.append(len(runs)) or run_all(runs, *tick)
     )
 
     def results(part: str) -> tuple[dict[str, Any], str]:

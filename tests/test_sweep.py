@@ -20,13 +20,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedsaddle import cli, journal, metrics, sweep_report
+from fedsaddle import alike, cli, journal, metrics, sweep_report
 from fedsaddle import config as configs
 from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.alike import Federations
 from fedsaddle.config import dump, load, resolve
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.finish import _compute, _next, _Share, _shares, finish
 from fedsaddle.folder import held
-from fedsaddle.journal import Federations, Journal, finish
+from fedsaddle.journal import Journal
 from fedsaddle.sweep import Range, Result, Row, grid_points, grids, plan, random_points, sweep
 from fedsaddle.sweep_report import overview, seeds, tradeoff
 from fedsaddle.toml import to_toml
@@ -81,13 +83,13 @@ def lines(folder: str = "out") -> list[str]:
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many runs each call of run_all got."""
     seen: list[int] = []
-    real = journal.run_all
+    real = alike.run_all
 
     def counting(runs: Any, *tick: Any) -> None:
         seen.append(len(runs))
         real(runs, *tick)
 
-    monkeypatch.setattr(journal, "run_all", counting)
+    monkeypatch.setattr(alike, "run_all", counting)
     return seen
 
 
@@ -117,14 +119,14 @@ def test_results_are_those_of_single_runs(
 
 def test_what_does_not_fit_into_memory_is_halved(monkeypatch: pytest.MonkeyPatch, groups: list[int]) -> None:
     enough = sweep(save(QUADRATIC), out="enough")
-    counted, sizes = journal.run_all, list(groups)
+    counted, sizes = alike.run_all, list(groups)
 
     def small(runs: Sequence[Any], *tick: Any) -> None:
         counted(runs, *tick)
         if len(runs) > room:
             raise FedsaddleError("work failed") from torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(journal, "run_all", small)
+    monkeypatch.setattr(alike, "run_all", small)
     room = 1
     groups.clear()
     little = sweep(save(QUADRATIC), out="little")
@@ -197,7 +199,7 @@ def test_shares_of_processes(points: int, seeds: int, jobs: int, together: int, 
         for s in range(seeds)
         for p in range(points)
     ]
-    shares = journal._shares([runs], together, jobs)
+    shares = _shares([runs], together, jobs)
     assert [len(share) for share in shares] == sizes
     taken = [(c.tree["point"], c.tree["train"]["seed"]) for share in shares for c in share]
     assert sorted(taken) == [(p, s) for p in range(points) for s in range(seeds)]
@@ -205,6 +207,32 @@ def test_shares_of_processes(points: int, seeds: int, jobs: int, together: int, 
         assert all(
             len(set(Counter(c.tree["train"]["seed"] for c in share).values())) == 1 for share in shares
         )
+
+
+def test_processes_stay_with_what_they_have_compiled() -> None:
+    left = [_Share([], data, steps) for data in "abc" for steps in ("FedAvg", "CODASCA")]
+    at: list[_Share | None] = [None, None]
+    for process, expected in (
+        (0, "FedAvg"),
+        (1, "CODASCA"),
+        (1, "CODASCA"),
+        (1, "CODASCA"),
+        (1, "FedAvg"),
+        (0, "FedAvg"),
+    ):
+        at[process] = share = _next(left, at[process], at)
+        left.remove(share)
+        assert share.steps == expected
+    assert not left
+
+
+def test_processes_that_compile_nothing_stay_with_their_data() -> None:
+    left = [_Share([], data, None) for data in "abba"]
+    at: list[_Share | None] = [None, None]
+    for process, expected in ((0, "a"), (1, "b"), (0, "a"), (1, "b")):
+        at[process] = share = _next(left, at[process], at)
+        left.remove(share)
+        assert share.data == expected
 
 
 def test_an_error_in_a_process_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,7 +257,7 @@ def test_resumes_after_lines_are_lost(groups: list[int]) -> None:
 
 def test_resumes_after_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     file = save(QUADRATIC, together=3)
-    real, calls = journal.run_all, []
+    real, calls = alike.run_all, []
 
     def interrupted(runs: Any, *tick: Any) -> None:
         calls.append(len(runs))
@@ -237,7 +265,7 @@ def test_resumes_after_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: Any
             raise KeyboardInterrupt
         real(runs, *tick)
 
-    monkeypatch.setattr(journal, "run_all", interrupted)
+    monkeypatch.setattr(alike, "run_all", interrupted)
     with pytest.raises(SystemExit) as end:
         cli.main(["sweep", file, "--out", "out"])
     assert end.value.code == 130
@@ -389,7 +417,7 @@ def test_scores_of_validation_and_test_samples_are_kept() -> None:
     file = save(CANCER, {"algorithm.lr": [0.01]}, seeds=[0, 1])
     result = sweep(file, out="out")
     trees = [c.tree for c in plan(file).runs[0]]
-    beside = journal._share(trees, 64, (), True, None, None)  # as in a process of its own
+    beside = _compute(trees, 64, (), True, None, None)  # as in a process of its own
     assert all(set(entry["scores"]) == {"valid", "test"} for entry in beside)
     tests = []
     for c, entry in zip(plan(file).runs[0], result.rows[0].runs, strict=True):
@@ -668,14 +696,14 @@ def test_no_more_than_two_federations_are_kept_while_a_sweep_looks_at_its_data(
 
 
 def test_progress_of_what_did_not_fit_is_taken_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = journal.run_all
+    real = alike.run_all
 
     def small(runs: Sequence[Any], tick: Any) -> None:
         real(runs, tick)
         if len(runs) > 2:
             raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(journal, "run_all", small)
+    monkeypatch.setattr(alike, "run_all", small)
     wanted = [config for runs in plan(save(QUADRATIC)).runs for config in runs]
     told: list[float] = []
     finish(wanted, Journal(tmp_path / "runs.jsonl"), tick=lambda n, text: told.append(n))

@@ -82,3 +82,39 @@ def human_bytes(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
         n /= 1000
     return f"{n:.1f} TB"
+
+
+class RunsBar:
+    """A progress bar over runs, on stderr; by default when that is a terminal."""
+
+    def __init__(self, show: bool | None, total: int, title: str) -> None:
+        self.bar, self.title, self.runs = None, title, 0.0
+        if not (sys.stderr.isatty() if show is None else show):
+            return
+        from rich import progress
+        from rich.console import Console
+
+        self.bar = progress.Progress(
+            progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
+            progress.TextColumn("runs"), progress.TimeRemainingColumn(), console=Console(stderr=True),
+            redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+        self.task = self.bar.add_task(title, total=total)
+
+    def __enter__(self) -> Callable[[float, str], None]:
+        if self.bar is not None:
+            self.bar.start()
+        return self._tick
+
+    def _tick(self, n: float, text: str) -> None:
+        self.runs += n
+        if self.bar is not None:  # the column cuts digits off
+            self.bar.update(
+                self.task,
+                completed=round(self.runs, 6),
+                description=", ".join(filter(None, (self.title, text))),
+            )
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()

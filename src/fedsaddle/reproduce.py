@@ -41,10 +41,13 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedsaddle import config
+from fedsaddle.alike import Federations, Tick
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.finish import TOGETHER, finish
 from fedsaddle.folder import write_whole
-from fedsaddle.journal import TOGETHER, Bar, Entry, Journal, Tick, finish, over_seeds, short
+from fedsaddle.journal import Entry, Journal, over_seeds, short
 from fedsaddle.keys import Tree
+from fedsaddle.progress import RunsBar
 from fedsaddle.sweep import grid_points
 
 _WRITTEN_EVERY = 5.0  # seconds
@@ -126,7 +129,7 @@ def reproduce(
     seeds: Sequence[int] = experiment.SEEDS[:1] if quick else experiment.SEEDS
     clock = _Clock(out / "sittings")
     journal = Journal(out / "runs.jsonl", getattr(experiment, "CURVES", ()))
-    federations = journal.federations()
+    federations = Federations.beside(journal.path)
     together = experiment.together(**chosen) if hasattr(experiment, "together") else TOGETHER
     rows: list[Row] = []
     missing = 0
@@ -146,7 +149,7 @@ def reproduce(
         wanted = [run for cell in cells for run in runs[id(cell)]]
         if left := [run for run in wanted if run not in journal]:
             config.resolve(left[0].tree)  # the device is here; a table of finished runs can be made elsewhere
-        with Bar(progress, len(wanted), title) as tick:
+        with RunsBar(progress, len(wanted), title) as tick:
             finish(wanted, journal, together, clock.ticking(tick), federations, jobs)
         finished = [cell for cell in whole if all(run in journal for run in runs[id(cell)])]
         missing = len(whole) - len(finished)

@@ -49,24 +49,16 @@ from torch import Tensor
 
 from fedsaddle import config as configs
 from fedsaddle import metrics, sweep_report
+from fedsaddle.alike import Federations
 from fedsaddle.config import Config, Hear
 from fedsaddle.errors import FedsaddleError, did_you_mean, nearest_or_all
+from fedsaddle.finish import TOGETHER, finish
 from fedsaddle.folder import between
-from fedsaddle.journal import (
-    TOGETHER,
-    Bar,
-    Entry,
-    Federations,
-    Journal,
-    finish,
-    kept_scores,
-    mean_and_std,
-    over_seeds,
-)
+from fedsaddle.journal import Entry, Journal, kept_scores, mean_and_std, over_seeds
 from fedsaddle.keys import Key, in_words, unknown_key
 from fedsaddle.measures import Of, names
 from fedsaddle.metrics import Interval
-from fedsaddle.progress import spinner
+from fedsaddle.progress import RunsBar, spinner
 from fedsaddle.remarks import grown
 from fedsaddle.schema import GENERATED
 from fedsaddle.toml import in_line, quoted, to_toml, to_value
@@ -723,7 +715,7 @@ def sweep(
     todo = plan(path, overrides)
     out = Path(out) if out is not None else Path("runs") / "sweep" / todo.name
     journal = Journal(out / "runs.jsonl", scores=todo.metric == "valid_auc")
-    federations = journal.federations()
+    federations = Federations.beside(journal.path)
     with spinner(f"{todo.name}, looks at the data", progress) as say:
         _check(todo, journal, federations, say)
     if not _without_test(todo.metric):
@@ -734,7 +726,7 @@ def sweep(
     out.mkdir(parents=True, exist_ok=True)
     wanted = [c for runs in todo.runs for c in runs]
     try:
-        with Bar(progress, len(wanted), todo.name) as tick:
+        with RunsBar(progress, len(wanted), todo.name) as tick:
             entries = iter(finish(wanted, journal, todo.together, tick, federations, jobs))
     except BaseException as error:
         error.add_note(f"finished runs are in {journal.path}, and the same call goes on from there")
