@@ -293,6 +293,42 @@ def test_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         resolve(tree() | {"model": {"module": "my_models_a:small", "width": "wide"}})
 
 
+def resnet18(**options: Any) -> Config:
+    return resolve(tree() | {"data": {"name": "cifar10"}, "model": {"name": "resnet18"} | options})
+
+
+def test_resnet18_for_images_of_one_size() -> None:
+    made = resnet18(stem="large", pixels=32)
+    of_model = made.tree["model"]
+    assert (of_model["stem"], of_model["pixels"]) == ("large", 32)
+    assert resolve(tomllib.loads(dump(made))) == made
+    model = made.module((3, 32, 32), ("other", "cat"))
+    assert sum(p.numel() for p in model.parameters()) == 4_230_209  # of 11 million with all taps
+    smaller = fs.Federation.from_arrays(np.zeros((4, 3, 28, 28)), [0, 1, 0, 1], clients=[0, 0, 1, 1])
+    with pytest.raises(fs.FedsaddleError, match=r"^model: was made for images of 32x32 pixels, got 28x28; "):
+        fs.AUC(model).check(smaller)
+    whole = resnet18(pixels="none").module((3, 32, 32), ())
+    assert sum(p.numel() for p in whole.parameters()) == 11_169_345
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stem": "huge"}, "ResNet18: stem must be small or large, got 'huge'"),
+        ({"stem": 7}, "model.stem: must be text, got 7"),
+        ({"pixels": 0}, "ResNet18: pixels must be an integer >= 1, got 0"),
+        ({"pixels": 32.5}, 'model.pixels: must be a whole number or "none", got 32.5'),
+        ({"pixels": "32x32"}, 'model.pixels: must be a whole number or "none", got "32x32"'),
+        ({"pixel": 32}, "model.pixel: unknown key, did you mean 'pixels'?"),
+    ],
+    ids=str,
+)
+def test_a_wrong_stem_or_size_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(fs.FedsaddleError) as error:
+        resnet18(**options).module((3, 32, 32), ())
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
 # ----------------------------------------------------------------------------------- files, paths, overrides
 
 

@@ -1,5 +1,6 @@
 """The machinery under the algorithms: flat parameters, fields, engines, custom problems, projections, client memory."""
 
+import copy
 import dataclasses
 import warnings
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from fedsaddle.clients import NobodyAnswered
 from fedsaddle.cohort import Batching, Cohort
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.flat import FlatModel
-from fedsaddle.models import CNN, MLP
+from fedsaddle.models import CNN, MLP, ResNet18
 from fedsaddle.participation import Cyclic, Full, Independent, Trace, Uniform
 from fedsaddle.problem import Batch, tree_map
 from fedsaddle.problems import AUC, ERM, Custom, QuadraticSaddle, quadratic_federation
@@ -148,6 +149,117 @@ def test_stacked_images_equal_single_calls(name):
         torch.testing.assert_close(out[i], own(x[i]))
         (own(x[i]) ** 2).sum().backward()
         torch.testing.assert_close(gradient[i], torch.cat([p.grad.reshape(-1) for p in own.parameters()]))
+
+
+class Innermost(nn.Module):
+    """Kernels of unequal sides, one of them frozen and one used twice, beside parameters of other shapes."""
+
+    channels_innermost = True
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, (3, 2))
+        self.frozen = nn.Conv2d(4, 6, 2).requires_grad_(False)
+        self.body = nn.ModuleList([nn.Conv2d(6, 6, (1, 3), padding="same"), nn.Conv2d(6, 6, (1, 3))])
+        self.body[1].weight = self.body[0].weight
+        self.scale = nn.Parameter(torch.randn(6, 1, 1))
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = self.body[1](self.body[0](self.frozen(self.first(x).tanh())).relu())
+        return self.head((h * self.scale).mean((2, 3)))
+
+
+INNERMOST = {
+    "small": (Innermost, (3, 8, 7)),
+    # kernels of 7x7, 3x3, 2x2 and 1x1
+    "resnet18": (lambda: ResNet18(3, 2, stem="large", pixels=8), (3, 8, 8)),
+}
+
+
+def lying(tensors):
+    """Numbers of tensors as they lie in a vector whose kernels have their channels innermost."""
+    return torch.cat([(t.permute(0, 2, 3, 1) if t.ndim == 4 else t).reshape(-1) for t in tensors])
+
+
+@pytest.mark.parametrize("name", INNERMOST)
+def test_kernels_with_their_channels_innermost(name):
+    make, shape = INNERMOST[name]
+    module, x = make().double(), torch.randn(1, 5, *shape, dtype=torch.float64)
+    flat, start = FlatModel(module), 0
+    for p in (p.detach() for p in module.parameters() if p.requires_grad):
+        own = flat.initial[start : start + p.numel()]
+        if p.ndim == 4:
+            C, h, w = p.shape[1:]
+            for o, c, i, j in ((0, 0, 0, 0), (1, C - 1, 0, w - 1), (2, 1, h - 1, 0), (3, 0, h - 1, w - 1)):
+                assert own[((o * h + i) * w + j) * C + c] == p[o, c, i, j]
+        assert torch.equal(own, lying([p]))
+        start += p.numel()
+    assert flat.n == len(flat.initial) == start
+    assert not torch.equal(flat.initial, trainable(module))
+    assert torch.equal(flat(flat.initial[None], x)[0], module(x[0]))
+    back = flat.module_at(flat.initial)
+    assert type(back) is type(module)
+    assert back.state_dict().keys() == module.state_dict().keys()
+    assert all(torch.equal(v, module.state_dict()[k]) for k, v in back.state_dict().items())
+
+
+@pytest.mark.parametrize("name", INNERMOST)
+def test_stacked_clients_with_channels_innermost_are_their_own_modules(name):
+    """Outputs and derivatives, of clients side by side and of one; numbers after the parameters are left alone."""
+    make, shape = INNERMOST[name]
+    modules = [make().double() for _ in range(2)]
+    if name == "small":  # frozen parameters are the first module's
+        modules[1].frozen.load_state_dict(modules[0].frozen.state_dict())
+    flat, x = FlatModel(modules[0]), torch.randn(2, 3, *shape, dtype=torch.float64)
+    w = torch.stack([FlatModel(module).initial for module in modules])
+    z = torch.cat([w, torch.full((2, 3), torch.nan)], dim=-1)
+    out, pullback = flat.with_pullback(z, x)
+    gradient = pullback(2 * out)
+    for i, module in enumerate(modules):
+        own = module(x[i])
+        torch.testing.assert_close(out[i], own)
+        torch.testing.assert_close(flat(z[i : i + 1], x[i : i + 1])[0], own)
+        own.square().sum().backward()
+        expected = lying([p.grad for p in module.parameters() if p.requires_grad])
+        torch.testing.assert_close(gradient[i], expected)
+
+
+def test_a_run_of_resnet18_is_gradient_descent_of_the_module(tmp_path):
+    """One step a round of equal clients is one on all samples; the model that comes back has the scores of the iterate."""
+    module = ResNet18(2, stem="large", pixels=8)
+    x, y = torch.randn(12, 2, 8, 8, dtype=torch.float64), torch.arange(12) // 2 % 2
+    fed = federation(*({"x": x[i::2].numpy(), "y": y[i::2].numpy()} for i in range(2)))
+    options = dict(rounds=2, batch_size=None, dtype="float64", out=tmp_path / "run")
+    run = train(ERM(module), FedAvg(lr=0.01, local_steps=1), fed, **options).finish()
+    by_hand = copy.deepcopy(module).double()
+    for _ in range(2):
+        loss = nn.functional.softplus((1 - 2 * y) * by_hand(x).squeeze(-1)).mean()
+        gradient = torch.autograd.grad(loss, list(by_hand.parameters()))
+        for p, g in zip(by_hand.parameters(), gradient, strict=True):
+            p.data -= 0.01 * g
+    for (k, p), q in zip(run.model.named_parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-12, msg=lambda m, k=k: f"{k}: {m}")
+    assert (run.model[1].weight - module[1].weight).abs().max() > 1e-4
+    scores = run.problem.scores(run.z[None], x[None])[0]
+    loaded = fs.load_model(tmp_path / "run", ResNet18(2, stem="large", pixels=8))
+    for model in (run.model, loaded):
+        torch.testing.assert_close(model(x).squeeze(-1), scores, rtol=0, atol=1e-12)
+    with pytest.raises(FedsaddleError, match="does not fit ResNet18"):
+        fs.load_model(tmp_path / "run", ResNet18(2, stem="large"))
+
+
+def test_a_plain_stack_keeps_the_order_of_its_modules():
+    """It is called layer by layer, by kernels as PyTorch has them."""
+
+    class Stack(nn.Sequential):
+        channels_innermost = True
+
+    flat = FlatModel(Stack(nn.Conv2d(2, 3, (3, 2)), nn.Flatten(), nn.Linear(36, 1)).double())
+    assert flat._layers is not None and torch.equal(flat.initial, trainable(flat.module))
+    w, x = torch.randn(2, flat.n).double(), torch.randn(2, 5, 2, 5, 5).double()
+    for i in range(2):
+        torch.testing.assert_close(flat(w, x)[i], flat.module_at(w[i])(x[i]))
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -76,7 +76,9 @@ class FlatModel:
         self.weights_at = slice(first, last + 1) if last + 1 - first == len(self._weights) else None
         self._layers = _plain_layers(self.module)
         innermost = getattr(module, "channels_innermost", False) and self._layers is None
-        self._orders = [_CHANNELS_LAST if innermost and p.ndim == 4 else None for p in parameters.values()]
+        # a kernel with one tap is the same numbers either way
+        turned = [innermost and p.ndim == 4 and p.shape[2:].numel() > 1 for p in parameters.values()]
+        self._orders = [_CHANNELS_LAST if turn else None for turn in turned]
         lying = zip(parameters.values(), self._orders, strict=True)
         self.initial = torch.cat([(p if o is None else p.permute(o)).detach().reshape(-1) for p, o in lying])
         self._on_images = any(isinstance(layer, _ON_IMAGES) for layer in self._layers or ())
