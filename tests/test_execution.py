@@ -527,10 +527,11 @@ def test_other_shares_of_positives_are_not_compiled_anew_on_a_gpu(
         run_together(together)
         for seed, run in enumerate(together):
             np.testing.assert_allclose(run.z, started(data, scale, False, seed).z, rtol=0, atol=1e-12)
-    tuned = [started(federation, 1.0, True, lr=lr) for lr in (0.05, 0.02)]  # nor for steps that differ
+    steps = (0.05, 0.02)  # nor for steps that differ; a dense layer reads the samples of one seed together
+    tuned = [started(federation, 1.0, True, seed, lr) for seed, lr in enumerate(steps)]
     run_together(tuned)
-    for run, lr in zip(tuned, (0.05, 0.02), strict=True):
-        np.testing.assert_allclose(run.z, started(federation, 1.0, False, lr=lr).z, rtol=0, atol=1e-12)
+    for seed, (run, lr) in enumerate(zip(tuned, steps, strict=True)):
+        np.testing.assert_allclose(run.z, started(federation, 1.0, False, seed, lr).z, rtol=0, atol=1e-12)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == graphs
 
 
