@@ -65,6 +65,23 @@ def test_metrics_come_from_the_sites(tmp_path: Path) -> None:
     )
 
 
+def test_the_loss_of_a_deployment_weighs_sites_by_who_comes(tmp_path: Path) -> None:
+    """With groups of 2 and 1 sites, the third counts half; with all of them a third."""
+    whole = federation((40, 60, 30)).holdout(0.3)
+    config = tree("scaffold") | {"problem": tree("scaff_pd")["problem"]}
+    config["algorithm"] = {"name": "fedavg", "lr": 0.05, "local_steps": 3, "weights": "clients"}
+    runs = []
+    for participation in ({"name": "cyclic", "groups": 2}, {"name": "full"}):
+        config["participation"] = participation
+        got = deployed(Fleet(whole, tmp_path), config, participation["name"])
+        want = simulated(whole, config)
+        torch.testing.assert_close(got.z, want.z, rtol=0, atol=1e-6)
+        assert got.metrics["loss"] == pytest.approx(want.metrics["loss"], abs=1e-6)
+        runs.append(want)
+    cyclic, full = runs
+    assert cyclic.clients.shares() is not None and full.clients.shares() is None
+
+
 def test_a_site_with_one_class_takes_part_in_the_auc_of_pairs(tmp_path: Path) -> None:
     whole = federation((40, 60, 30, 50))
     whole.data["y"][:40] = 1

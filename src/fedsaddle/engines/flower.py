@@ -288,8 +288,8 @@ class Flower(Clients):
         if any(part is not None for sketch in sketches for part in sketch):
             counts = self._measure(1, (point, AUC_TARGET, cuts_of(sketches)), list(first))
             values = pooled_auc([tree for tree, _ in counts.values()])
-        by_samples = self.algorithm.counting == "samples"
-        weights = self.size_weights if by_samples else torch.ones(self.n_clients)
+        shares = self.shares()  # as in a simulation
+        weights = torch.ones(self.n_clients) if shares is None else shares
         return [together(values, {i: head for i, (_, head) in first.items()}, weights.tolist())]
 
     def _measure(
