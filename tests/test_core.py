@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -1079,7 +1080,7 @@ def test_a_p_that_is_not_the_ratio_of_the_mixture_is_said():
         (CyCpMinimax(**local), equal, unequal, "'client_mean'"),
         (CyCpMinimax(**local, **by_samples), "pooled", unequal, f"{by_both:.6g}"),
         (LocalSGDA(**by_samples), "pooled", Uniform(1), "'client_mean'"),  # who is alone is the mean
-        (LocalSGDA(**by_samples), "client_mean", Uniform(5), "'pooled'"),
+        (LocalSGDA(**by_samples), "client_mean", Uniform(6), "'pooled'"),
         (FedNormSGDA(**by_samples), "client_mean", Uniform(1), "'pooled'"),
     ):
         with pytest.warns(
@@ -1096,6 +1097,36 @@ def test_a_p_that_is_not_the_ratio_of_the_mixture_is_said():
             (LocalSGDA(), 0.9, Trace([[0, 1]])), (LocalSGDA(), 0.9, Independent([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])),
         ):  # fmt: skip
             start(algorithm, p, participation)
+
+
+def test_the_mixture_of_means_by_samples_over_two_clients_a_round():
+    """A large client is alone in the mean of the rounds where it is, and the others are in all the rest."""
+    sizes, n_pos = (600, *[20] * 9), (300, *[2] * 9)
+    fed = federation(
+        *(
+            {"x": np.zeros((n, 3)), "y": (np.arange(n) < k).astype(int)}
+            for n, k in zip(sizes, n_pos, strict=True)
+        )
+    )
+    ratios, n = np.array([c["y"].mean() for c in clients_of(fed)]), fed.sizes.numpy()
+    pairs = [list(pair) for pair in itertools.combinations(range(10), 2)]
+    ratio = np.mean(
+        [ratios[pair] @ n[pair] / n[pair].sum() for pair in pairs]
+    )  # 0.18; 'pooled' 0.41, 'client_mean' 0.14
+
+    def start(p):
+        run = train(
+            AUC(nn.Linear(3, 1), p=p), LocalSGDA(weights="samples"), fed, rounds=1, participation=Uniform(2)
+        )
+        return next(iter(run))
+
+    for p in ("pooled", "client_mean"):
+        with pytest.warns(UserWarning, match="collapse") as said:
+            start(p)
+        assert float(str(said[0].message).rpartition("use p = ")[2]) == pytest.approx(ratio, abs=1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start(float(ratio))
 
 
 def test_unequal_groups_do_not_make_the_scores_collapse():

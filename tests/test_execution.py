@@ -574,20 +574,25 @@ def test_compiled_stages_with_the_proximal_steps_of_an_own_problem(
 
 
 @pytest.mark.parametrize(
-    "algorithm",
+    ("algorithm", "hidden"),
     [
-        lambda lr: fs.CODASCA(gamma=0.1, **STAGES | {"lr": lr}),
-        lambda lr: fs.FFMDR(beta=2.0, lr=lr, epochs=2),
-        lambda lr: fs.FFMDR(beta=2.0, lr=lr, epochs=2, solver="saga"),
-        lambda lr: fs.FFMDR(beta=20 * lr, solver="exact"),
-        lambda lr: fs.FedNest(lr=lr, local_steps=3, inner_loops=2),
-        lambda lr: fs.RSPairwise(**STAGES | {"lr": lr}),
+        (lambda lr: fs.CODASCA(gamma=0.1, **STAGES | {"lr": lr}), 0),
+        (lambda lr: fs.CODASCA(gamma=0.1, **STAGES | {"lr": lr}), 4),
+        (lambda lr: fs.CODASCA.as_published(gamma=0.1, **STAGES | {"lr": lr}), 4),
+        (lambda lr: fs.FFMDR(beta=2.0, lr=lr, epochs=2), 0),
+        (lambda lr: fs.FFMDR(beta=2.0, lr=lr, epochs=2, solver="saga"), 0),
+        (lambda lr: fs.FFMDR(beta=20 * lr, solver="exact"), 0),
+        (lambda lr: fs.FedNest(lr=lr, local_steps=3, inner_loops=2), 0),
+        (lambda lr: fs.RSPairwise(**STAGES | {"lr": lr}), 0),
+        (lambda lr: fs.RSPairwise(**STAGES | {"lr": lr}), 4),
     ],
-    ids=["codasca", "ffmdr", "ffmdr-saga", "ffmdr-exact", "fednest", "rs_pairwise"],
-)
-def test_compiled_replicas(federation: fs.Federation, algorithm, traced) -> None:
+    ids=["codasca", "codasca-mlp", "published-mlp", "ffmdr", "ffmdr-saga", "ffmdr-exact", "fednest", "rs_pairwise", "pairs-mlp"],
+)  # fmt: skip
+def test_compiled_replicas(federation: fs.Federation, algorithm, hidden: int, traced) -> None:
     """Two step sizes with two seeds, which share minibatches, or all samples."""
-    model = nn.Linear(6, 1)
+    model = (
+        nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 1)) if hidden else nn.Linear(6, 1)
+    )
 
     def start(lr: float, seed: int, compile: bool) -> fs.Run:
         method = algorithm(lr)

@@ -144,18 +144,29 @@ def test_cyclic_visits_every_group_once_an_epoch(
 @pytest.mark.parametrize("weights", [None, np.array([5.0, 1.0, 2.0, 3.0, 1.0])])
 @pytest.mark.parametrize(
     "scheme",
-    [Full(), Uniform(1), Cyclic([[0], [1, 2, 3, 4]]), Cyclic(2), Cyclic([[3, 0], [1, 2, 4]], m=1), Cyclic(3, shuffle=True)],
+    [
+        Full(), Full(failure=0.5), Uniform(1), Uniform(2), Uniform(4), Uniform(3, replacement=True), Independent(0.3),
+        Markov(0.3, 0.3), Markov(0.2, 0.4, m=2), Cyclic([[0], [1, 2, 3, 4]]), Cyclic(2), Cyclic([[3, 0], [1, 2, 4]], m=1),
+        Cyclic([[3], [0, 1, 2, 4]], failure=0.3), Cyclic(1, m=2), Cyclic(3, shuffle=True),
+    ],
     ids=repr,
 )  # fmt: skip
 def test_shares_are_those_of_the_rounds_means(scheme: Participation, weights: np.ndarray | None) -> None:
     n, rounds, total = 5, 6000, np.zeros(5)
     for round in range(rounds):
-        ids = scheme.draw(n, 1, round).ids
-        own = np.ones(len(ids)) if weights is None else weights[ids]
-        total[ids] += own / own.sum() / rounds
+        ids, counts, answered = scheme.draw(n, 1, round)
+        own = (counts * (np.ones(n) if weights is None else weights)[ids])[answered]
+        total[ids[answered]] += own / own.sum()
     shares = scheme.shares(n, 1, weights)
     assert shares is not None
-    np.testing.assert_allclose(shares, total, atol=0.02)
+    np.testing.assert_allclose(shares, total / total.sum(), atol=0.02)
+
+
+def test_one_client_that_weighs_much_weighs_less_than_its_part_where_few_come() -> None:
+    """With Uniform(2) it is in one round of ten, and nearly all of that round's mean: 0.1 (m/n) of 600 / 609 each time."""
+    weights = np.array([600.0, *[9.0] * 19])
+    shares = Uniform(2).shares(20, 0, weights)
+    assert shares is not None and shares[0] == pytest.approx(0.1 * 600 / 609, rel=0.1)
 
 
 def test_shares_that_are_not_known() -> None:

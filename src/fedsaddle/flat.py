@@ -199,7 +199,7 @@ class FlatModel:
         first, (Q, P, S) = self._layers[at], w.shape[:-1]
         assert isinstance(first, nn.Linear)
         samples = _run(self._layers[:at], iter(()), x[:, 0].flatten(0, 1))  # [QS, B, in]
-        parts = iter(w.split(self.sizes, dim=-1))
+        parts = iter(self._split(w))
         weight = next(parts).unflatten(-1, (first.out_features, -1)).transpose(1, 2)  # [Q, S, P, out, in]
         h = weight.reshape(Q * S, P * first.out_features, -1) @ samples.mT  # [QS, P out, B]
         h = h.view(Q, S, P, first.out_features, -1).transpose(1, 2)  # [Q, P, S, out, B]

@@ -82,13 +82,14 @@ class Participation(ABC):
         return 1
 
     def shares(self, n: int, seed: int, weights: Shares | None = None) -> Shares | None:
-        """What the n clients weigh in a round's mean, on the average of many rounds: [n], sum 1.
+        """What the n clients weigh in a round's mean, on the average of many rounds: [n], sum 1; None where it is not known.
 
-        Here in proportion to `weights` (None: equal ones), which is right where all clients come alike; a mean by weights
-        over a few of them comes near to it. None where it is not known.
+        Here for schemes in which all clients come alike: 1/n, or with `weights` [n] the average of many draws. Who weighs much
+        then weighs less than in proportion, since the mean of the rounds without that client is of the others alone.
         """
-        q: Shares = np.ones(n) if weights is None else weights
-        return np.asarray(q / q.sum())
+        if weights is None or (weights == weights[0]).all():
+            return np.full(n, 1 / n)
+        return _average(self, n, weights.tobytes()).copy()
 
     def draw(self, n: int, seed: int, round: int, draw: int = 0) -> Draw:
         """Who of the n clients takes part in a round; `draw` numbers independent draws within the round."""
@@ -123,6 +124,11 @@ class Participation(ABC):
 class Full(Participation):
     """Every client, every round."""
 
+    def shares(self, n: int, seed: int, weights: Shares | None = None) -> Shares | None:
+        return (
+            super().shares(n, seed, weights) if weights is None or self.failure else weights / weights.sum()
+        )
+
     def ask(self, n: int, seed: int, round: int, draw: int) -> Ids:
         return np.arange(n, dtype=np.int64)
 
@@ -138,6 +144,8 @@ class Uniform(Participation):
     replacement: bool = False
 
     def shares(self, n: int, seed: int, weights: Shares | None = None) -> Shares | None:
+        if self.m == n and not self.replacement:
+            return Full(failure=self.failure).shares(n, seed, weights)
         return super().shares(n, seed, weights if self.m > 1 else None)  # who is alone is the mean
 
     def validate(self, n: int) -> None:
@@ -238,13 +246,18 @@ class Cyclic(Participation):
             raise self._error(f"each of the {n} clients must be in one group", got)
 
     def shares(self, n: int, seed: int, weights: Shares | None = None) -> Shares:
-        """Groups weigh equally, and within its group each member, however large the group is (CyCp eq. (4))."""
+        """Groups weigh equally, and within its group each member, however large the group is (CyCp eq. (4)).
+
+        Visits in which nobody answers do not count.
+        """
         everyone, q = Cyclic(self.groups, shuffle=self.shuffle), np.empty(n)
         for g in range(self.period):
             members = everyone.ask(n, seed, g, 0)
-            own = np.ones(len(members)) if weights is None or self.m == 1 else weights[members]
-            q[members] = own / own.sum() / self.period
-        return q
+            visit = Uniform(self.m or len(members), failure=self.failure)
+            own = visit.shares(len(members), seed, None if weights is None else weights[members])
+            assert own is not None
+            q[members] = own * (1 - self.failure**visit.m)
+        return np.asarray(q / q.sum())
 
     def ask(self, n: int, seed: int, round: int, draw: int) -> Ids:
         if isinstance(self.groups, int):
@@ -360,6 +373,29 @@ def calendar(scheme: Participation, n: int, seed: int, rounds: int) -> Mask:
         ids, _, answered = scheme.draw(n, seed, round)
         taking_part[round, ids[answered]] = True
     return taking_part
+
+
+_MOST_DRAWS, _MOST_NUMBERS = 5_000, 10_000_000
+
+
+@lru_cache(maxsize=64)
+def _average(scheme: Participation, n: int, weights: bytes) -> Shares:
+    """What clients of these weights w weigh in the mean of a round, where any set of k is as likely as another.
+
+    Client i is in a share k/n of the rounds, as w_i / (w_i + W), where those who weigh W are any k - 1 of the rest (drawn with
+    replacement: of all). So every draw, less one client, says something of each client.
+    """
+    w, q, rng = np.frombuffer(weights), np.zeros(n), np.random.default_rng(0)
+    again = isinstance(scheme, Uniform) and scheme.replacement
+    for round in range(max(50, min(_MOST_DRAWS, _MOST_NUMBERS // n))):
+        ids, counts, answered = scheme.draw(n, 0, round)
+        here = np.repeat(ids, counts * answered)
+        if len(here):
+            others = np.full(n, w[here].sum() - w[rng.choice(here)])
+            if not again:
+                others[here] = w[here].sum() - w[here]
+            q += len(here) * w / (w + others)
+    return np.asarray(q / q.sum())
 
 
 def _choose(rng: np.random.Generator, n: int, m: int) -> Ids:
