@@ -35,7 +35,22 @@ class Odd(nn.Module):
         return out
 
 
+class Innermost(nn.Module):
+    """Its kernels do not lie in the flat vector as the module has them."""
+
+    channels_innermost = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels, self.head = nn.Conv2d(3, 4, (2, 3)), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.kernels(x)).mean((2, 3)))
+        return out
+
+
 NETWORKS = {
+    "channels innermost": (Innermost, (3, 4, 5)),
     "odd": (Odd, (5,)),
     "mlp": (lambda: models.build("mlp", (6,), 4, hidden=(8,)), (6,)),
     "cnn": (lambda: models.build("cnn", (1, 18, 18), 3, width=2), (1, 18, 18)),
@@ -58,7 +73,7 @@ def test_features_are_autograd_gradients_coordinate_by_coordinate(name: str) -> 
     module, x = network(name)
     own = parameters(module)
     n, outputs = sum(p.numel() for p in own), module(x).shape[-1]
-    chosen = coordinates_of(n, outputs, min(n, 50), seed=1)
+    chosen = coordinates_of(n, outputs, min(n, 50), seed=1)  # of the parameters in the module's order
     phi = tangent(module, x, chosen)
     assert phi.shape == (6, len(chosen.at)) and phi.dtype == torch.float64
     for i in range(len(x)):

@@ -1169,6 +1169,22 @@ def test_stages_and_periods_that_end_within_an_epoch_are_said(algorithm, name, p
         start(dataclasses.replace(algorithm, **{name: 6}))
 
 
+def test_later_stages_that_end_within_an_epoch_are_said():
+    def start(growth, rounds):
+        algorithm = CyCpMinimax(local_steps=1, stage_rounds=6, stage_growth=growth)
+        train(AUC(nn.Linear(3, 1)), algorithm, binary(), rounds=rounds, participation=Cyclic(3)).finish()
+
+    with pytest.warns(
+        UserWarning, match=r"stage_growth = 1.5 gives stage 3 14 rounds, no multiple of the 3"
+    ) as said:
+        start(1.5, 16)  # stages of 6, 9 and 14 rounds
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start(1.5, 15)
+        start(2.0, 20)
+
+
 def test_shuffled_unequal_groups_are_not_computed_together():
     def run(seed, groups):
         return train(

@@ -586,8 +586,18 @@ def test_compiled_stages_with_the_proximal_steps_of_an_own_problem(
         (lambda lr: fs.RSPairwise(**STAGES | {"lr": lr}), 0),
         (lambda lr: fs.RSPairwise(**STAGES | {"lr": lr}), 4),
     ],
-    ids=["codasca", "codasca-mlp", "published-mlp", "ffmdr", "ffmdr-saga", "ffmdr-exact", "fednest", "rs_pairwise", "pairs-mlp"],
-)  # fmt: skip
+    ids=[
+        "codasca",
+        "codasca-mlp",
+        "published-mlp",
+        "ffmdr",
+        "saga",
+        "exact",
+        "fednest",
+        "rs_pairwise",
+        "pairs-mlp",
+    ],
+)
 def test_compiled_replicas(federation: fs.Federation, algorithm, hidden: int, traced) -> None:
     """Two step sizes with two seeds, which share minibatches, or all samples."""
     model = (
@@ -606,6 +616,24 @@ def test_compiled_replicas(federation: fs.Federation, algorithm, hidden: int, tr
     run_together(together)
     for run, point in zip(together, points, strict=True):
         np.testing.assert_allclose(run.z, start(*point, False).z, rtol=0, atol=1e-12)
+
+
+def test_a_rehearsal_takes_two_steps_of_a_loop_that_nobody_looks_at(federation: fs.Federation) -> None:
+    """Before a CUDA graph is recorded; where outputs are wanted their number must be right."""
+    clients = Simulation(fs.AUC(nn.Linear(6, 1), p=0.5), federation, fs.Full(), batching=cohort.Batching(5))
+    work = clients.cohort(range(5), 0)
+    rehearsal = work.at(work.inputs())
+    rehearsal.rehearsing = True
+    assert not rehearsal.at(rehearsal.inputs()).rehearsing  # which is recorded next
+
+    def steps(of: cohort.Cohort, n: int) -> float:
+        return float(of.scan(lambda z, batch: z + 1, torch.zeros(1, 1), n)[0, 0])
+
+    assert [steps(work, 7), steps(rehearsal, 7), steps(rehearsal, 1)] == [7, 2, 1]
+    carry, outputs = rehearsal.scan(
+        lambda z, batch, part: (z + 1, part), torch.zeros(1, 1), 7, torch.zeros(5, 7)
+    )
+    assert float(carry[0, 0]) == 7 and outputs.shape == (5, 7)
 
 
 def test_a_loop_of_no_steps(federation: fs.Federation) -> None:

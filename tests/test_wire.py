@@ -15,7 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
+from torch import nn
 
+import fedsaddle as fs
 from fedsaddle.algorithms import codasca, stages
 from fedsaddle.checkpoint import Checkpoint
 from fedsaddle.clients import Control, Each, Once, Work, unwrapped
@@ -180,15 +182,47 @@ def test_controls_are_opened_before_they_are_sent() -> None:
     assert same(unpack(pack(unwrapped(message)), classes), Pair(down, torch.ones(1, 1)))
 
 
+def test_a_checkpoint_of_parameters_in_another_order_is_refused() -> None:
+    """A ResNet-18's kernels once lay as the module has them: as many numbers, and nothing else would tell."""
+
+    class Net(nn.Module):
+        channels_innermost = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernels = nn.Conv2d(2, 3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.kernels(x).mean((1, 2, 3))
+
+    class Innermost(Net):
+        channels_innermost = True
+
+    def problem(kind: type[Net]) -> fs.ERM:
+        torch.manual_seed(0)
+        return fs.ERM(kind())
+
+    old, new = problem(Net), problem(Innermost)
+    assert torch.equal(old.flat.initial.sort().values, new.flat.initial.sort().values)
+    algorithm = fs.FedAvg(lr=0.1)
+    saved = Checkpoint(1, algorithm.init(old.init()[None], old), (), (None, None), {}, {}, {})
+    assert Checkpoint.unpacked(saved.packed(old), algorithm, old).round == 1
+    assert Checkpoint.unpacked(saved.packed(new), algorithm, new).round == 1
+    for written, read in ((old, new), (new, old)):
+        with pytest.raises(FedsaddleError, match=r"of form ., this version reads .; begin the run anew"):
+            Checkpoint.unpacked(saved.packed(written), algorithm, read)
+
+
 def test_a_checkpoint_comes_back_whole_and_only_to_its_algorithm() -> None:
     case = harness.CASES["codasca"]
     run = harness.library("codasca")
     parts = (("p", 0.25),), ((), None), {"failures": 2}, {"seed": 3}, {"torch": "2"}
     saved = Checkpoint(7, run.states[-1], *parts)
-    got = Checkpoint.unpacked(saved.packed(), case.algorithm, run.clients.problem)
+    packed = saved.packed(run.clients.problem)
+    got = Checkpoint.unpacked(packed, case.algorithm, run.clients.problem)
     assert (got.round, got[2:]) == (7, parts)
     assert same(got.state, saved.state)
     with pytest.raises(FedsaddleError, match="is none of this run"):
         Checkpoint.unpacked(
-            saved.packed(), harness.CASES["fedavg"].algorithm, harness.library("fedavg").clients.problem
+            packed, harness.CASES["fedavg"].algorithm, harness.library("fedavg").clients.problem
         )

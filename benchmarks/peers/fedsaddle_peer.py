@@ -44,10 +44,7 @@ class Rounds:
 
     def trained(self) -> torch.nn.Module:
         """The model with the server's weights."""
-        parameters = list(self.model.parameters())
-        n = sum(p.numel() for p in parameters)
-        torch.nn.utils.vector_to_parameters(self.state.z[0, :n], parameters)
-        return self.model
+        return self.clients.problem.module(self.state.z[0])
 
 
 def main() -> None:

@@ -15,11 +15,16 @@ from typing import Any, NamedTuple
 
 from fedsaddle.algorithms.base import Algorithm
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.flat import FlatModel
 from fedsaddle.parse import from_json
 from fedsaddle.problem import Problem
 from fedsaddle.wire import Garbled, classes_of, pack, unpack
 
-_FORM = 1  # of the tree
+
+def _form(problem: Problem) -> int:
+    """Of the tree; 2 where parameters do not lie in the module's own order, as those of a ResNet-18 once did."""
+    parts = (getattr(problem, f.name) for f in fields(problem))
+    return 2 if any(isinstance(part, FlatModel) and part.places is not None for part in parts) else 1
 
 
 class Checkpoint(NamedTuple):
@@ -33,16 +38,16 @@ class Checkpoint(NamedTuple):
     config: dict[str, Any]  # the run, as result.json has it
     versions: dict[str, str]
 
-    def packed(self) -> bytes:
-        return pack((_FORM, *self[:4], *(json.dumps(part) for part in self[4:])))
+    def packed(self, problem: Problem) -> bytes:
+        return pack((_form(problem), *self[:4], *(json.dumps(part) for part in self[4:])))
 
     @staticmethod
     def unpacked(data: bytes, algorithm: Algorithm, problem: Problem) -> Checkpoint:
         """A checkpoint of this algorithm on this problem."""
         try:
             form, *parts = unpack(data, classes_of(algorithm, problem))
-            if form != _FORM:
-                raise ValueError(f"of form {form}, this version reads {_FORM}")
+            if form != _form(problem):
+                raise ValueError(f"of form {form}, this version reads {_form(problem)}; begin the run anew")
             saved = Checkpoint(*parts[:4], *map(from_json, parts[4:]))
             if type(saved.round) is not int or saved.round < 0:
                 raise ValueError(f"of round {saved.round}")

@@ -30,8 +30,8 @@ _SMALL_MODEL = 10_000  # variables; up to here calling a compiled step costs mor
 # steps of a small model that are compiled as one: the first of these that divides how many there are and whose samples,
 # which are fetched together, are few enough numbers to stay in a core's cache
 _UNROLLED = (5, 4, 3, 2, 7)
-_REHEARSED = 2
 _AT_HAND = 700_000
+_REHEARSED = 2  # steps before a CUDA graph of all of them is recorded
 _NUMBERS_AT_ONCE = 1 << 24  # numbers gathered at once when going over all local data
 
 

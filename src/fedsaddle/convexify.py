@@ -79,11 +79,13 @@ def coordinates_of(parameters: int, outputs: int, k: int | None = None, seed: in
 def tangent(model: nn.Module | FlatModel, x: Tensor, coordinates: Coordinates) -> Tensor:
     """phi(x) = d <mix, f(w; x)> / dw at the module's weights, at the given coordinates: x [B, ...] -> [B, k].
 
-    A pure function: <mix, f(w + d; x)> = <mix, f(w; x)> + <phi(x), d> + O(||d||^2) for d at these coordinates.
+    A pure function: <mix, f(w + d; x)> = <mix, f(w; x)> + <phi(x), d> + O(||d||^2) for d at these coordinates, which number
+    the module's parameters in its own order.
     """
     flat = model if isinstance(model, FlatModel) else FlatModel(model)
     w = flat.initial.to(x.device)
-    at, mix = coordinates.at.to(x.device), coordinates.mix.to(x.device, w.dtype)
+    at, mix = coordinates.at, coordinates.mix.to(x.device, w.dtype)
+    at = (at if flat.places is None else flat.places[at.to("cpu")]).to(x.device)
 
     def combined(w: Tensor, sample: Tensor) -> Tensor:
         return (flat(w.unsqueeze(0), sample[None, None]) @ mix).squeeze()

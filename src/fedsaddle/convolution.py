@@ -125,9 +125,9 @@ def plain_convolution(
 ) -> tuple[Pair, Pair] | None:
     """Stride and padding of a convolution that `convolved` computes; None of any other."""
     padding = 0 if padding == "valid" else padding
-    if groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str):
+    if groups != 1 or pair(dilation) != (1, 1) or isinstance(padding, str):
         return None
-    return _pair(stride), _pair(padding)
+    return pair(stride), pair(padding)
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *how: Any, **named: Any) -> Tensor | None:
@@ -162,7 +162,7 @@ def group_norm(
 
 
 class Windows(NamedTuple):
-    """Those of a pooling."""
+    """Where a pooling looks: rows and columns of a window, from one to the next, and of padding on each side."""
 
     size: Pair
     stride: Pair
@@ -216,16 +216,16 @@ def small_windows(
     return_indices: bool = False,
 ) -> Windows | None:
     """The windows of a pooling that `max_pool` computes: plain ones of few pixels to compare; None of any other."""
-    size = _pair(kernel_size)
-    plain = _pair(dilation) == (1, 1) and not ceil_mode and not return_indices
+    size = pair(kernel_size)
+    plain = pair(dilation) == (1, 1) and not ceil_mode and not return_indices
     return (
-        Windows(size, _pair(stride) if stride else size, _pair(padding))
+        Windows(size, pair(stride) if stride else size, pair(padding))
         if plain and size[0] * size[1] <= 9
         else None
     )
 
 
-def _pair(value: Any) -> Pair:
+def pair(value: Any) -> Pair:
     return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 

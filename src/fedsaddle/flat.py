@@ -81,6 +81,8 @@ class FlatModel:
         self._orders = [_CHANNELS_LAST if turn else None for turn in turned]
         lying = zip(parameters.values(), self._orders, strict=True)
         self.initial = torch.cat([(p if o is None else p.permute(o)).detach().reshape(-1) for p, o in lying])
+        # where each of the module's numbers, in its own order, lies in the vector; None where they lie in that order
+        self.places = torch.cat(list(self._places())) if any(turned) else None
         self._on_images = any(isinstance(layer, _ON_IMAGES) for layer in self._layers or ())
         kinds = [type(layer) for layer in self._layers or ()]
         rest = [layer for layer in self._layers or () if not isinstance(layer, nn.Flatten)]
@@ -88,6 +90,12 @@ class FlatModel:
         linear = kinds.index(nn.Linear) if nn.Linear in kinds else len(kinds)
         self._on_gpu = self._layers is not None and all(map(_on_pixels, self._layers))  # layer by layer there
         self._flattens = self._on_images or nn.Flatten in kinds[:linear]
+
+    def _places(self) -> Iterator[Tensor]:
+        start = 0
+        for shape, size, order in zip(self.shapes, self.sizes, self._orders, strict=True):
+            yield _shaped(torch.arange(start, start + size), shape, order).reshape(-1)
+            start += size
 
     @property
     def shares(self) -> bool:

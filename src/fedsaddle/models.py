@@ -19,7 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
-from fedsaddle.convolution import met
+from fedsaddle.convolution import met, pair
 from fedsaddle.errors import FedsaddleError, nearest_or_all
 
 __all__ = ["CNN", "MLP", "MODELS", "DenseNet121", "Linear", "ResNet18", "build", "check", "group_norm"]
@@ -375,14 +375,10 @@ def _leave_out_idle_taps(model: nn.Module, images: Tensor) -> None:
         hook.remove()
     for layer, size in seen.items():
         assert not isinstance(layer.padding, str)
-        how = met(size, layer.kernel_size, _pair(layer.stride), _pair(layer.padding))
+        how = met(size, layer.kernel_size, pair(layer.stride), pair(layer.padding))
         (rows, cols), layer.padding = how
         layer.weight = nn.Parameter(layer.weight.detach()[:, :, rows, cols].clone())
-        layer.kernel_size = _pair(layer.weight.shape[2:])
-
-
-def _pair(values: Sequence[int]) -> tuple[int, int]:
-    return values[0], values[1]
+        layer.kernel_size = pair(layer.weight.shape[2:])
 
 
 def _norm(channels: int, groups: int) -> nn.GroupNorm:

@@ -84,8 +84,8 @@ class Participation(ABC):
     def shares(self, n: int, seed: int, weights: Shares | None = None) -> Shares | None:
         """What the n clients weigh in a round's mean, on the average of many rounds: [n], sum 1; None where it is not known.
 
-        Here for schemes in which all clients come alike: 1/n, or with `weights` [n] the average of many draws. Who weighs much
-        then weighs less than in proportion, since the mean of the rounds without that client is of the others alone.
+        Here for schemes in which all clients come alike: 1/n, or with `weights` [n] the average of many draws. Who weighs
+        much then weighs less than in proportion, since the mean of the rounds without that client is of the others alone.
         """
         if weights is None or (weights == weights[0]).all():
             return np.full(n, 1 / n)
@@ -382,8 +382,8 @@ _MOST_DRAWS, _MOST_NUMBERS = 5_000, 10_000_000
 def _average(scheme: Participation, n: int, weights: bytes) -> Shares:
     """What clients of these weights w weigh in the mean of a round, where any set of k is as likely as another.
 
-    Client i is in a share k/n of the rounds, as w_i / (w_i + W), where those who weigh W are any k - 1 of the rest (drawn with
-    replacement: of all). So every draw, less one client, says something of each client.
+    Client i is in a share k/n of the rounds, as w_i / (w_i + W), where those who weigh W are any k - 1 of the rest (drawn
+    with replacement: of all). So every draw, less one client, says something of each client.
     """
     w, q, rng = np.frombuffer(weights), np.zeros(n), np.random.default_rng(0)
     again = isinstance(scheme, Uniform) and scheme.replacement

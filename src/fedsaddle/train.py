@@ -495,7 +495,7 @@ class Run:
             data = Checkpoint(
                 r, self.state, constants(self.problem, self._posed), clients, accounts, self.config,
                 versions(),
-            ).packed()  # fmt: skip
+            ).packed(self._posed)  # fmt: skip
             if self._folder is not None and self._checkpoints:
                 self._folder.save(r, data)
                 self._saved = r

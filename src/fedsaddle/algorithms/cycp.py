@@ -70,7 +70,7 @@ class CyCpMinimax(CODAPlus):
         return ("rounds", "last")
 
     def round(self, s: Stage, clients: Clients) -> Stage:
-        self._advise_whole_epochs("stage_rounds", clients)
+        self._advise_whole_stages(clients)
         return super().round(s, clients)
 
 

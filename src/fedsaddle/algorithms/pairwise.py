@@ -186,7 +186,7 @@ class CyCpPairwise(Stagewise):
                 f"{me}: the first {period} rounds (one pass over all groups) only collect scores, so {clients.rounds} "
                 "rounds leave the model as it is; train for more"
             )
-        self._advise_whole_epochs("stage_rounds", clients)
+        self._advise_whole_stages(clients)
         if clients.shares() is not None and period > 1:
             warn(
                 f"{me}: groups are of unequal sizes, for which the two halves of a gradient are out of proportion (visits "

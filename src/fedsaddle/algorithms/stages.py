@@ -87,6 +87,26 @@ class Stagewise(Algorithm):
             return None
         return max(1, round(self.stage_rounds * self.stage_growth**stage))
 
+    def _advise_whole_stages(self, clients: Clients) -> None:
+        """Warn, when a run starts, of stages that end within a pass over all groups."""
+        self._advise_whole_epochs("stage_rounds", clients)
+        epoch, first = clients.participation.period, self.rounds_at(0)
+        if clients.round != 0 or clients.rounds is None or first is None or first % epoch:
+            return
+        stage, done = 0, first
+        while done < clients.rounds:
+            stage += 1
+            rounds = self.rounds_at(stage)
+            assert rounds is not None
+            if rounds % epoch:
+                warn(
+                    f"{type(self).__name__}: stage_growth = {self.stage_growth:g} gives stage {stage + 1} {rounds} rounds, "
+                    f"no multiple of the {epoch} rounds of an epoch (a pass over all groups), so some groups count more "
+                    "than others; use a whole number"
+                )
+                return
+            done += rounds
+
     def advance(self, p: Progress, z: Tensor, clients: Clients) -> tuple[Tensor, Progress, bool]:
         """Count a round that ended at z: where to go on from, the progress, and whether the stage ended."""
         rounds = self.rounds_at(p.stage)

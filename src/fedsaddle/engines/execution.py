@@ -113,7 +113,8 @@ class Recording:
     """A CUDA graph of one piece of client work, with the places where its inputs go and its outputs appear."""
 
     def __init__(self, work: Work, message: Any, cohort: Cohort) -> None:
-        self.work = work  # keeps the algorithm alive, whose id is part of the key
+        # keeps the algorithm alive, whose id is part of the key, and the problem, whose numbers may be tensors
+        self.work, self.problem = work, cohort.problem
         self.message = tree_map(torch.clone, message)
         self.inputs = tree_map(torch.clone, cohort.inputs())
         stream = torch.cuda.Stream()
