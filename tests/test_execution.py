@@ -462,7 +462,7 @@ STAGES = dict(lr=0.05, local_steps=4, stage_rounds=2, lr_decay=0.5)
     [
         (fs.CODAPlus(gamma=0.1, **STAGES), 1),
         (fs.CODASCA(gamma=0.1, **STAGES), 1),
-        (fs.CODASCA.as_published(gamma=0.1, **STAGES), 2),  # its first round is one step
+        (fs.PublishedCODASCA(gamma=0.1, **STAGES), 2),  # its first round is one step
         (fs.RSPairwise(**STAGES), 2),  # the first round has scores alone
     ],
     ids=lambda a: type(a).__name__,
@@ -496,7 +496,7 @@ def test_stages_and_other_data_are_not_compiled_anew(
     ("algorithm", "graphs"),
     [
         (fs.CODASCA(gamma=0.1, **STAGES), 2),  # one run, and replicas
-        (fs.CODASCA.as_published(gamma=0.1, **STAGES), 4),
+        (fs.PublishedCODASCA(gamma=0.1, **STAGES), 4),
         (fs.RSPairwise(**STAGES), 4),
     ],
     ids=lambda a: type(a).__name__,
@@ -578,7 +578,7 @@ def test_compiled_stages_with_the_proximal_steps_of_an_own_problem(
     [
         (lambda lr: fs.CODASCA(gamma=0.1, **STAGES | {"lr": lr}), 0),
         (lambda lr: fs.CODASCA(gamma=0.1, **STAGES | {"lr": lr}), 4),
-        (lambda lr: fs.CODASCA.as_published(gamma=0.1, **STAGES | {"lr": lr}), 4),
+        (lambda lr: fs.PublishedCODASCA(gamma=0.1, **STAGES | {"lr": lr}), 4),
         (lambda lr: fs.FFMDR(beta=2.0, lr=lr, epochs=2), 0),
         (lambda lr: fs.FFMDR(beta=2.0, lr=lr, epochs=2, solver="saga"), 0),
         (lambda lr: fs.FFMDR(beta=20 * lr, solver="exact"), 0),
@@ -736,7 +736,7 @@ def test_cuda_bf16_gradients_of_a_residual_net(compiled: bool, stem: str) -> Non
         fs.LocalSGDA(lr=0.05, lr_dual=0.1, local_steps=4),
         fs.FedSGDA(lr=0.05, lr_dual=0.1, local_steps=4),
         fs.FedSGDA(lr=0.05, local_steps=4, estimator="spider", period=3),
-        fs.CODASCA.as_published(lr=0.05, local_steps=4, gamma=0.1, stage_rounds=3),
+        fs.PublishedCODASCA(lr=0.05, local_steps=4, gamma=0.1, stage_rounds=3),
         *PAIRS,
     ],
     ids=lambda a: type(a).__name__,

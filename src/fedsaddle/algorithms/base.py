@@ -39,10 +39,18 @@ class Algorithm(ABC):
     """
 
     cites: ClassVar[Citation]
+
+    # what the library has to know of a method, beside its code (docs/own-algorithm.md says what goes wrong otherwise)
+    pairwise: ClassVar[bool] = False  # it is made for problems on pairs of samples
+    shared_dual: ClassVar[bool] = True  # the y of State.z is the dual; else each client has its own
+    # it goes to where all clients' fields cancel, however often each takes part; else those of its visits
+    of_all: ClassVar[bool] = False
+    # where clients count by samples: in the mean of their replies, or else in their own work
+    weighs_replies: ClassVar[bool] = True
+    stacks: ClassVar[bool] = True  # replicas can be computed together
     shaping: ClassVar[tuple[str, ...]] = ()  # real numbers that decide how many steps and rounds there are
-    branching: ClassVar[
-        Mapping[str, float]
-    ] = {}  # values at which a real number decides a branch, as 0 always may
+    # values at which a real number decides a branch, as 0 always may
+    branching: ClassVar[Mapping[str, float]] = {}
 
     @abstractmethod
     def init(self, z: Tensor, problem: Problem) -> Any:
@@ -55,14 +63,6 @@ class Algorithm(ABC):
     def memory(self, z: Tensor, problem: Problem) -> Any:
         """What a client remembers before its first work, every tensor [1, ...]; None for stateless clients."""
         return None
-
-    stacks: ClassVar[bool] = True  # whether replicas can be computed together
-    # where clients count by samples: in the mean of their replies, or else in their own work
-    weighs_replies: ClassVar[bool] = True
-    pairwise: ClassVar[bool] = False  # whether it is made for problems on pairs of samples
-    # whether it goes to where all clients' fields cancel, however often each takes part; else those of its visits
-    of_all: ClassVar[bool] = False
-    shared_dual: ClassVar[bool] = True  # whether the y of State.z is the dual; else each client has its own
 
     @property
     def counting(self) -> str:

@@ -15,7 +15,7 @@ Complexity", ICML 2021, Algorithms 3 and 4.
 Deviations (E3.*: docs/mathematics.md): variates start each stage at zero, also the server's, and each round starts at the
 server's iterate (E3.2); the divisor of eq. (6) is I eta_l (E3.2); eta_g extrapolates from the server's iterate (E3.4).
 `reset_variates=False` keeps the variates across stages, as the public code does (E3.5); all of the public code's form is
-`CODASCA.as_published`.
+`PublishedCODASCA`.
 Where the problem projects, eq. (6) is no longer the mean gradient (7); (6) is used, and the server's step is projected too.
 With partial participation (not in the paper) c moves by the share M/N of the participants' mean change, so that it stays
 the mean of all N clients' c_k.
@@ -34,7 +34,6 @@ import torch
 from torch import Tensor
 
 from fedsaddle.algorithms.coda import YUAN_2021
-from fedsaddle.algorithms.codasca_published import PublishedCODASCA
 from fedsaddle.algorithms.stages import Progress, ProximalStages
 from fedsaddle.clients import Clients, Once
 from fedsaddle.cohort import Cohort
@@ -97,7 +96,7 @@ class CODASCA(ProximalStages):
 
     def round(self, s: State, clients: Clients) -> State:
         stage = s.progress.stage
-        v_ref = Once(s.v_ref, version=stage) if self.proximal else None
+        v_ref = Once(s.v_ref, version=stage) if self.proximal else None  # v_0 of the stage
         down = Down(s.z, s.c, v_ref, stage)
         mean, share = clients.mean(self.drift_corrected_steps, down, weights=self.weights)
         z = s.z + self.server_lr * (mean.z - s.z)  # v_r = v_{r-1} + eta_g (v_r - v_{r-1})
@@ -123,13 +122,9 @@ class CODASCA(ProximalStages):
             F = cohort.field(z, batch)
             if self.proximal:
                 F = F + gamma * (z - v_ref)  # F_k^s
+            # v_{r,t+1}^k = v_{r,t}^k - eta_l (grad_v F_k^s - c_v^k + c_v), and alpha likewise
             return cohort.prox(z - lr * (F + correction), lr)
 
         z = cohort.scan(step, m.z, steps)
         new = c_k - m.c + (m.z - z) / (steps * lr)  # eq. (6)
         return Up(z, new - c_k), new
-
-    @staticmethod
-    def as_published(**hyper_parameters: Any) -> ProximalStages:
-        """The form of the public code, for reproducing tables: see `PublishedCODASCA`."""
-        return PublishedCODASCA(**hyper_parameters)
