@@ -53,12 +53,12 @@ from fedsaddle import cli, sites
 from fedsaddle import sweep as sweeps
 from fedsaddle.agreement import agree, in_words, outline
 from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.client_files import read_files
 from fedsaddle.config import load, resolve
 from fedsaddle.data import formats
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.folder import Folder
-from fedsaddle.ingest import read_files
 from fedsaddle.journal import Journal
 from fedsaddle.participation import PARTICIPATION
 from fedsaddle.partitions import PARTITIONS, TRANSFORMS

@@ -33,7 +33,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsaddle import files, ingest
+from fedsaddle import client_files, files, frames, ingest
 from fedsaddle.agreement import (
     BY_RANGE,
     Message,
@@ -219,11 +219,11 @@ class Site:
         for problem in _missing_columns(self, frame):
             raise FedsaddleError(problem)
         features = [c for c in frame.columns if c not in (data.label, data.together, *data.drop)]
-        text = {*data.categories, *ingest.text_columns(frame[features])}
+        text = {*data.categories, *frames.text_columns(frame[features])}
         numbers, gaps = [c for c in features if c not in text], data.impute != "none"
         with files.located(self.file, data.sep):
             categories = {c: _categories(frame[c], c, gaps) for c in features if c in text}
-            x = ingest.numeric_frame(frame[numbers])
+            x = frames.numeric_frame(frame[numbers])
             x = np.require(x, requirements=["C", "W", "A"])
             ingest.check_finite(torch.from_numpy(x), "x", numbers, gaps)
             y = ingest.column(frame[data.label], "y")
@@ -237,7 +237,7 @@ class Site:
                 raise FedsaddleError(f"data.{name}: {self.file.name} has no named columns; leave it out")
         if self.data.impute != "none":
             raise FedsaddleError(f"data.impute: {self.file.name} is no table; leave it out")
-        x, y = files.read_images(self.file) if self.file.is_dir() else ingest.read_arrays(self.file)
+        x, y = files.read_images(self.file) if self.file.is_dir() else client_files.read_arrays(self.file)
         x, y = ingest.as_tensor(x, f"{self.file.name}: x").numpy(), ingest.column(y, "y")
         x = x[:, None] if x.ndim == 1 else x
         with files.located(self.file):
@@ -365,7 +365,7 @@ def _categories(column: Any, name: str, gaps: bool = False) -> Array:
         ingest.check_present(values, f"column {name!r}")
     absent = ingest.missing(values)
     texts = zip(values.tolist(), absent.tolist(), strict=True)
-    return np.array([ingest.MISSING if gap else text_of(v) for v, gap in texts])
+    return np.array([frames.MISSING if gap else text_of(v) for v, gap in texts])
 
 
 def _frequent(values: Array, rare: int) -> list[str]:
@@ -427,7 +427,7 @@ def _missing_columns(site: Site, frame: Any) -> list[str]:
     wanted = {"label": [data.label], "drop": data.drop, "categories": data.categories}
     wanted["together"] = [] if data.together is None else [data.together]
     return [
-        f"data.{key}: {ingest.no_column(where, c, frame.columns)}"
+        f"data.{key}: {frames.no_column(where, c, frame.columns)}"
         for key, columns in wanted.items()
         for c in columns
         if c not in frame.columns
