@@ -51,13 +51,14 @@ if __name__ == "__main__":
 
 from fedsaddle import cli, sites
 from fedsaddle import sweep as sweeps
+from fedsaddle.agreement import agree, in_words, outline
 from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.client_files import read_files
 from fedsaddle.config import load, resolve
 from fedsaddle.data import formats
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.folder import Folder
-from fedsaddle.ingest import read_files
 from fedsaddle.journal import Journal
 from fedsaddle.participation import PARTICIPATION
 from fedsaddle.partitions import PARTITIONS, TRANSFORMS
@@ -619,8 +620,8 @@ def _as_site(path: Path) -> None:
     assert all("\n" not in line for line in findings), findings
     own = sites.Site.load(path)
     summary = own.summary()
-    sites.in_words(summary)
-    own.federation(sites.agree([summary]))
+    in_words(summary)
+    own.federation(agree([summary]))
 
 
 IDX = b"\x00\x00\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (2, 3, 3)) + bytes(18)
@@ -924,7 +925,7 @@ summary_cases = st.tuples(wire_edits, st.one_of(st.none(), tree_edits))
 
 def summary(case: Case, folder: Path) -> None:
     """What a site says at set-up, changed: the server agrees with the others, or refuses it."""
-    from fedsaddle.deploy.drive import _summary, outline
+    from fedsaddle.deploy.drive import _summary
     from fedsaddle.deploy.protocol import Reply
 
     edit, head = case
@@ -943,7 +944,7 @@ def summary(case: Case, folder: Path) -> None:
     said = {"status": "done", "site": "b", "fedsaddle": __version__, "data": "0" * 64}
     answer = Reply(said, body)
     every = [good, _summary("b", answer)]
-    outline(["a", "b"], every, sites.agree(every))
+    outline(["a", "b"], every, agree(every))
 
 
 @functools.cache

@@ -32,17 +32,17 @@ from flwr.supernode import start_client_internal as node
 
 import fedsaddle as fs
 from fedsaddle import cli
+from fedsaddle.agreement import agree, outline
 from fedsaddle.config import load
 from fedsaddle.deploy import commands, drive, link, program
 from fedsaddle.deploy.app import config_of, server
-from fedsaddle.deploy.drive import outline
 from fedsaddle.deploy.home import Home, LinkFile, certificates, create, private_key, public_pem
 from fedsaddle.deploy.knock import only_one
 from fedsaddle.deploy.node import _answer_tasks, _Node
 from fedsaddle.deploy.trial import trial
 from fedsaddle.deploy.worker import Worker
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.sites import Site, agree
+from fedsaddle.sites import Site
 from tests.fleet import Fleet, federation, simulated
 
 

@@ -18,15 +18,15 @@ from sklearn.datasets import load_breast_cancer, load_iris
 import fedsaddle as fs
 import fedsaddle.data
 from fedsaddle import FedsaddleError, cli, config
+from fedsaddle.agreement import agree, outline
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.citing import LOSSES_CITED, PROBLEMS_CITED, SETS_CITED
 from fedsaddle.data import DATASETS, load
-from fedsaddle.deploy.drive import outline
 from fedsaddle.export import RawModel
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.problems.pairs import SCORE_LOSSES
 from fedsaddle.scaling import Scaling
-from fedsaddle.sites import Site, agree
+from fedsaddle.sites import Site
 
 X, Y = load_breast_cancer(return_X_y=True)
 

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsaddle import errors, ingest
+from fedsaddle import errors, frames
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.files import line_of
@@ -502,7 +502,7 @@ def test_a_long_text_costs_no_more_than_its_own_length() -> None:
 
     table = pd.DataFrame({"note": ["a"] * 20_000 + ["b" * 20_000]})  # 1.6 GB as fixed-width text
     tracemalloc.start()
-    (values,), names = ingest.one_hot([table])
+    (values,), names = frames.one_hot([table])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert names == ("note=a", "note=" + "b" * 20_000) and values.sum(0).tolist() == [20_000, 1]

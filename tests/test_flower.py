@@ -16,8 +16,8 @@ pytest.importorskip("flwr")
 
 from fedsaddle.algorithms import codasca
 from fedsaddle.deploy.drive import missing
-from fedsaddle.deploy.protocol import Reply, Request
-from fedsaddle.deploy.worker import Agreed, Session
+from fedsaddle.deploy.protocol import Agreed, Reply, Request
+from fedsaddle.deploy.worker import Session
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.wire import pack, unpack
 from tests.fleet import CASES, MORE, Fleet, deployed, federation, simulated, tree

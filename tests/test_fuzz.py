@@ -16,7 +16,7 @@ from safetensors.torch import load as load_tensors
 
 pytest.importorskip("flwr")
 
-from fedsaddle import cli, files, ingest, sites
+from fedsaddle import cli, client_files, files, sites
 from fedsaddle import sweep as sweeps
 from fedsaddle.config import load, resolve
 from fedsaddle.data import formats
@@ -107,11 +107,12 @@ def test_sweeps_that_never_end(tmp_path: Path) -> None:
 
 def test_a_feature_number_out_of_all_proportion(tmp_path: Path) -> None:
     (tmp_path / "a.svm").write_text("1 300000000:1\n-1 2:1\n")
-    refused(lambda: ingest.read_arrays(tmp_path / "a.svm"), "more than 1000 times")
+    refused(lambda: client_files.read_arrays(tmp_path / "a.svm"), "more than 1000 times")
     (tmp_path / "b.svm").write_text("1 20000000:1\n")
     (tmp_path / "c.svm").write_text("1 1:1\n" * 100)
     refused(
-        lambda: ingest.read_files([tmp_path / "b.svm", tmp_path / "c.svm"], None), "20000000 features take"
+        lambda: client_files.read_files([tmp_path / "b.svm", tmp_path / "c.svm"], None),
+        "20000000 features take",
     )
 
 
@@ -135,12 +136,12 @@ def packed(x: bytes, y: bytes) -> bytes:
 )
 def test_npz_headers_that_lie(x: bytes, text: str, tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(packed(x, fuzz.Array((4,), "<i8").bytes()))
-    refused(lambda: ingest.read_arrays(tmp_path / "a.npz"), text)
+    refused(lambda: client_files.read_arrays(tmp_path / "a.npz"), text)
 
 
 def test_a_zip_bomb(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(fuzz._bomb())
-    refused(lambda: ingest.read_arrays(tmp_path / "a.npz"), "more than 1000 times")
+    refused(lambda: client_files.read_arrays(tmp_path / "a.npz"), "more than 1000 times")
 
 
 @pytest.mark.parametrize("x", [np.float64(3), np.array(["a", "b"]), np.zeros(2, "M8[ns]")])

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import StandardScaler
 
 import fedsaddle as fs
-from fedsaddle.deploy.drive import outline
+from fedsaddle.agreement import accepted, agree, in_words, outline
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.export import RawModel
 from fedsaddle.federation import Federation
 from fedsaddle.histograms import federated_auc
-from fedsaddle.sites import Site, accepted, agree, check, in_words
+from fedsaddle.sites import Site, check
 from fedsaddle.toml import to_toml
 
 DATA = {"label": "died", "positive": "yes", "drop": ["id"]}

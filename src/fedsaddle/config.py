@@ -77,7 +77,7 @@ from fedsaddle.federation import Federation
 from fedsaddle.files import file_format, read_frame
 from fedsaddle.flat import FlatModel
 from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK, SCORES, TANGENT
-from fedsaddle.ingest import in_file
+from fedsaddle.frames import in_file
 from fedsaddle.keys import Tree, unknown_key
 from fedsaddle.kinds import OF_CLASSES
 from fedsaddle.networks import Networks

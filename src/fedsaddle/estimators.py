@@ -47,7 +47,7 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor, nn
 
-from fedsaddle import ingest, metrics, models, partitions
+from fedsaddle import frames, ingest, metrics, models, partitions
 from fedsaddle.algorithms import ALGORITHMS, Algorithm, FedAvg
 from fedsaddle.errors import BadRow, FedsaddleError, first_line, nearest_or_all, short, warn
 from fedsaddle.export import RawModel
@@ -239,7 +239,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
             self._inputs = None
         try:
             if self._inputs is not None or (
-                frame and (ingest.text_columns(X) or any(d.kind == "O" for d in X.dtypes))
+                frame and (frames.text_columns(X) or any(d.kind == "O" for d in X.dtypes))
             ):
                 validate_data(
                     self, X, *y, reset=fitting, skip_check_array=True
@@ -265,14 +265,14 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
                 self._refuse(
                     f"columns of a frame with text must have texts as names, got {odd[0]!r}: X.columns.map(str)"
                 )
-            (values,), self._inputs = ingest.one_hot([X], gaps=self._gaps, remedy=_FILL)
+            (values,), self._inputs = frames.one_hot([X], gaps=self._gaps, remedy=_FILL)
             return values
         if not frame:
             columns, got = short(self.feature_names_in_), type(X).__name__
             self._refuse(f"X must be a data frame with the columns {columns}, since some are text; got {got}")
         names = self._names()
         return (
-            ingest.encoded(X, names, self._gaps, _FILL) if names else ingest.numeric_frame(X)
+            frames.encoded(X, names, self._gaps, _FILL) if names else frames.numeric_frame(X)
         )  # which refuses text
 
     @property

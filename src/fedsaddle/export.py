@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedsaddle.errors import FedsaddleError, first_line, optional_import
 from fedsaddle.folder import read_result, write_whole
-from fedsaddle.ingest import encoded
+from fedsaddle.frames import encoded
 from fedsaddle.progress import spinner
 from fedsaddle.scaling import Scaling
 from fedsaddle.train import Run

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsaddle import ingest
+from fedsaddle import client_files, frames, ingest
 from fedsaddle.errors import FedsaddleError, short
 from fedsaddle.scaling import Filling, Scaling, exponential, logarithm, shift_and_width, warn_of_tails
 
@@ -363,8 +363,8 @@ class Federation:
             )
         dtype = self.data["x"].dtype if "x" in self.data else None
         filling = self.filling if self.tangent is None else None
-        data, _ = ingest.tensors(
-            x, fields, dtype, known=self.feature_names, gaps=filling is not None, remedy=ingest.FILL_BEFORE
+        data, _ = frames.tensors(
+            x, fields, dtype, known=self.feature_names, gaps=filling is not None, remedy=frames.FILL_BEFORE
         )
         for name, tensor in data.items():
             got, want = list(tensor.shape[1:]), list(self.data[name].shape[1:])
@@ -445,7 +445,7 @@ class Federation:
         gaps = impute != "none"
         if gaps and x is None:
             raise FedsaddleError(f"impute={impute!r} fills gaps of x, and there is no x: leave impute out")
-        data, columns = ingest.tensors(x, fields, dtype, tuple(map(str, feature_names)), gaps=gaps)
+        data, columns = frames.tensors(x, fields, dtype, tuple(map(str, feature_names)), gaps=gaps)
         found: tuple[str, ...] = ()
         if y is not None:
             kind = data["x"].dtype if "x" in data else dtype or torch.float32
@@ -489,7 +489,7 @@ class Federation:
                 rows. A missing text is a value of its own, such as `sex=missing`. `"none"` refuses both.
             dtype: floating type of x.
         """
-        x, y, clients = ingest.columns_of(frame, group, label, features, drop)
+        x, y, clients = frames.columns_of(frame, group, label, features, drop)
         return cls.from_arrays(
             x, y, clients=clients, positive=positive, task=task, impute=impute, dtype=dtype
         )
@@ -524,7 +524,9 @@ class Federation:
             impute: of missing values, as in `from_frame`; the statistic is over all files.
             dtype: floating type of x.
         """
-        x, y, parts, names, columns = ingest.read_files(paths, label, drop, sep, impute != "none", decimal)
+        x, y, parts, names, columns = client_files.read_files(
+            paths, label, drop, sep, impute != "none", decimal
+        )
         return cls.from_arrays(
             x, y, clients=parts, names=names, feature_names=columns, positive=positive, task=task, impute=impute,
             dtype=dtype,

@@ -15,7 +15,8 @@ import numpy as np
 
 from fedsaddle.errors import BadRow, short
 from fedsaddle.files import located
-from fedsaddle.ingest import MOST_VALUES, text_columns, text_of
+from fedsaddle.frames import MOST_VALUES, text_columns
+from fedsaddle.ingest import text_of
 
 _LABELS = (
     "label", "target", "y", "outcome", "class", "event", "died", "death", "dead", "mortality", "survived", "readmitted",

@@ -20,19 +20,12 @@ from typing import Any, NamedTuple
 
 from fedsaddle import config as configs
 from fedsaddle import guesses
+from fedsaddle.client_files import expand
 from fedsaddle.data import DATASETS
 from fedsaddle.errors import FedsaddleError, did_you_mean, first_line, short, similar_file
 from fedsaddle.files import file_format, located, read_frame
-from fedsaddle.ingest import (
-    MISSING,
-    check_present,
-    column,
-    expand,
-    levels,
-    no_column,
-    numeric_frame,
-    text_columns,
-)
+from fedsaddle.frames import MISSING, no_column, numeric_frame, text_columns
+from fedsaddle.ingest import check_present, column, levels
 from fedsaddle.parse import from_toml
 from fedsaddle.progress import spinner
 from fedsaddle.toml import to_value

@@ -10,9 +10,8 @@
     drop = ["patient_id"]
     test = 0.2
 
-Setting up takes one exchange. Each site sends `Site.summary()`, the server answers all with `agree(summaries)`, and each
-site builds its own data from that, `Site.federation(constants)`, so that features have the same columns, scale and classes
-everywhere. Both messages are dicts of tensors; texts are one tensor of bytes, "head" (UTF-8 JSON).
+Setting up takes one exchange (`agreement.py`): each site sends `Site.summary()`, and builds its own data from what the
+server answers, `Site.federation(constants)`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import hmac
-import json
-import math
 import os
 import re
 import secrets
@@ -36,25 +33,32 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsaddle import files, ingest
+from fedsaddle import client_files, files, frames, ingest
+from fedsaddle.agreement import (
+    BY_RANGE,
+    Message,
+    feature_names,
+    fill_of,
+    moments_by_column,
+    moments_of,
+    packed,
+    pieces,
+    unpacked,
+)
 from fedsaddle.errors import FedsaddleError, did_you_mean, short
 from fedsaddle.federation import Federation
 from fedsaddle.folder import write_whole
 from fedsaddle.ingest import text_of
 from fedsaddle.keys import Key, Tree, checked, keys_of, mistakes
-from fedsaddle.parse import from_json, read_toml
-from fedsaddle.scaling import Scaling, exponential, logarithm, shift_and_width
+from fedsaddle.parse import read_toml
+from fedsaddle.scaling import Scaling
 from fedsaddle.toml import quoted
 
 Array = npt.NDArray[Any]
-Message = dict[str, Tensor]
 
 FEW_ROWS = 50  # training rows below which `check` says that there are few
-_NUMBERS_AT_ONCE = 1 << 23
 _MAX_NAMED = 20  # columns that `check` names
 TRAIN, VALID, TEST = 0, 1, 2
-MAX_ROWS, MAX_NUMBERS = 10**8, 10**8  # of a site, and in a sample, that a server believes
-BY_RANGE = ("unit", "symmetric")  # scalings that need the smallest and the largest number
 
 
 @dataclass(frozen=True)
@@ -114,20 +118,6 @@ class DataFile:
             yield "data.classes: has no use beside positive; leave one of them out"
         if self.task == "regression" and (self.positive is not None or self.classes is not None):
             yield "data.task: regression has no positive and no classes; leave them out"
-
-
-_HEAD = {
-    "site": Key(str),
-    "kind": Key(str),
-    "shape": Key(list[int]),
-    "columns": Key(list[str]),
-    "categories": Key(dict[str, list[str]]),
-    "labels": Key(list[str] | None),
-    "positive": Key(list[str] | None),
-    "classes": Key(list[str] | None),
-    "scale": keys_of(DataFile)["scale"],
-    "impute": Key(Literal["none", "mean"]),
-}  # fmt: skip; of a summary
 
 
 class Rows(NamedTuple):
@@ -229,11 +219,11 @@ class Site:
         for problem in _missing_columns(self, frame):
             raise FedsaddleError(problem)
         features = [c for c in frame.columns if c not in (data.label, data.together, *data.drop)]
-        text = {*data.categories, *ingest.text_columns(frame[features])}
+        text = {*data.categories, *frames.text_columns(frame[features])}
         numbers, gaps = [c for c in features if c not in text], data.impute != "none"
         with files.located(self.file, data.sep):
             categories = {c: _categories(frame[c], c, gaps) for c in features if c in text}
-            x = ingest.numeric_frame(frame[numbers])
+            x = frames.numeric_frame(frame[numbers])
             x = np.require(x, requirements=["C", "W", "A"])
             ingest.check_finite(torch.from_numpy(x), "x", numbers, gaps)
             y = ingest.column(frame[data.label], "y")
@@ -247,7 +237,7 @@ class Site:
                 raise FedsaddleError(f"data.{name}: {self.file.name} has no named columns; leave it out")
         if self.data.impute != "none":
             raise FedsaddleError(f"data.impute: {self.file.name} is no table; leave it out")
-        x, y = files.read_images(self.file) if self.file.is_dir() else ingest.read_arrays(self.file)
+        x, y = files.read_images(self.file) if self.file.is_dir() else client_files.read_arrays(self.file)
         x, y = ingest.as_tensor(x, f"{self.file.name}: x").numpy(), ingest.column(y, "y")
         x = x[:, None] if x.ndim == 1 else x
         with files.located(self.file):
@@ -289,11 +279,11 @@ class Site:
         }
         gaps = data.impute != "none"
         x, log = rows.x[train], data.scale == "log"
-        moments = (_by_column(x, data.rare, log) if gaps else _moments(x, log))._asdict()
+        moments = (moments_by_column(x, data.rare, log) if gaps else moments_of(x, log))._asdict()
         if data.scale not in BY_RANGE:
             del moments["min"], moments["max"]
         return {
-            "head": _packed(head),
+            "head": packed(head),
             "n": torch.tensor([train.sum()], dtype=torch.float64),
             "labels": torch.tensor(counts, dtype=torch.float64),
         } | moments
@@ -330,7 +320,7 @@ class Site:
             constants: of `agree`.
             dtype: floating type of x; scaling is computed in float64.
         """
-        head, rows = _unpacked(constants["head"]), self.rows
+        head, rows = unpacked(constants["head"]), self.rows
         columns, x = head["columns"], rows.x
         same = sorted(columns) == sorted(rows.columns) and sorted(head["categories"]) == sorted(rows.text)
         if same and columns:
@@ -342,15 +332,12 @@ class Site:
                 f"{self.file.name} has other columns than at set-up: set the federation up again"
             )
         log = head.get("scale") == "log"
-        if "fill" in constants:
-            fill = exponential(constants["fill"]) if log else constants["fill"]
+        if (fill := fill_of(constants, head)) is not None:
             x = np.where(np.isnan(x), fill.numpy(), x)
         scaled = _scaled(x, constants["shift"], constants["width"], dtype, log)
-        names = list(columns)
         for c, known in head["categories"].items():  # a value that is rare or unknown is 0 in all of them
             indicators = torch.from_numpy(rows.text[c][:, None] == np.array(known))
             scaled = torch.cat([scaled, indicators.to(dtype)], dim=1)
-            names += [f"{c}={value}" for value in known]
         if head["labels"] is None:
             y, _ = ingest.encode(rows.y, None, None, "regression", dtype)
         elif self.data.positive is not None:
@@ -359,282 +346,16 @@ class Site:
         else:
             y = ingest.encode_as(rows.y, None, tuple(head["labels"]), self.file.name)
         n = torch.tensor([0, len(y)])
-        everything = Federation({"x": scaled, "y": y}, n, (self.name,), tuple(head["classes"]), tuple(names))
+        names, classes = tuple(feature_names(head)), tuple(head["classes"])
+        everything = Federation({"x": scaled, "y": y}, n, (self.name,), classes, names)
         part = {k: everything.keep(rows.part == k) for k in (TRAIN, VALID, TEST) if (rows.part == k).any()}
         return dataclasses.replace(part[TRAIN], valid=part.get(VALID), test=part.get(TEST))
-
-
-# ------------------------------------------------------------------------------------------------- the server
-
-
-def agree(summaries: Sequence[Mapping[str, Tensor]]) -> Message:
-    """What all sites are told, from what each of them sent; refuses sites that do not fit together.
-
-    Returns:
-        "n", training rows of all; "shift" and "width" [C], by which numeric columns are scaled; with `impute` "fill" [C],
-        their means, for missing numbers; with `scale = "log"` all of these are of logarithms; "labels", rows of each class;
-        "head": scale, columns, categories, label values and class names.
-    """
-    if not summaries:
-        raise FedsaddleError("no site has sent its summary: start at least one")
-    heads = [_unpacked(s["head"]) for s in summaries]
-    names = [head["site"] for head in heads]
-    if twins := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise FedsaddleError(f"two sites are called {twins[0]!r}: rename one of them")
-    first = heads[0]
-    for head in heads[1:]:
-        _same(first, head)
-    categories = {
-        c: sorted({v for head in heads for v in head["categories"][c]}) for c in first["categories"]
-    }
-    for c, values in categories.items():
-        if not values:
-            raise FedsaddleError(
-                f"column {c!r} has no value that enough rows of a site share: add it to drop at all sites"
-            )
-    labels, classes = _agreed_labels(heads)
-    # LIBSVM text that never uses the last features is narrower
-    shape: list[int] = max(head["shape"] for head in heads)
-    moments: list[_Moments] = []
-    for head, s in zip(heads, summaries, strict=True):
-        # a range that nobody needs is not sent
-        own = _Moments(*(s.get(k, s["mean"]) for k in _Moments._fields))
-        if any(len(v) != head["shape"][0] or not v.isfinite().all() for v in own[1:]):
-            raise FedsaddleError(
-                f"site {head['site']!r} sent statistics that are too few or not finite: check its data"
-            )
-        order = [head["columns"].index(c) for c in first["columns"]] or list(range(len(own.mean)))
-        blank = shape[0] - len(own.mean) if head["kind"] == "libsvm" else 0
-        size = own.size if len(own.size) == 1 else own.size[order]
-        own = _Moments(size, *(torch.nn.functional.pad(v[order], (0, blank)) for v in own[1:]))
-        moments.append(own)
-    total = moments[0]
-    for own in moments[1:]:
-        total = total.merged(own)
-    n = torch.stack([s["n"] for s in summaries]).sum(0)
-    mean = total.mean + total.rest
-    size = total.size
-    fill = {}
-    if first["impute"] != "none":
-        for c, values in zip(first["columns"], total.size.tolist(), strict=True):
-            if values == 0:
-                raise FedsaddleError(
-                    f"column {c!r} has no number that a site may speak of: add it to drop at all sites"
-                )
-        size = n  # what is filled in has no deviation
-        fill = {"fill": mean}
-    shift, width = torch.zeros_like(mean), torch.ones_like(mean)
-    if first["scale"] != "none":
-        shift, width = shift_and_width(first["scale"], mean, (total.m2 / size).sqrt(), total.min, total.max)
-    counts = torch.zeros(len(classes), dtype=torch.float64)
-    for head, s in zip(heads, summaries, strict=True):
-        sides = [classes.index(t) for t in head["labels"] or ()] if first["positive"] is None else [0, 1]
-        counts[sides] += s["labels"]
-    agreed = {
-        "kind": first["kind"],
-        "scale": first["scale"],
-        "shape": shape,
-        "columns": first["columns"],
-        "categories": categories,
-        "labels": None if first["labels"] is None else labels,
-        "classes": classes,
-    }
-    return {
-        "head": _packed(agreed),
-        "n": n,
-        "shift": shift,
-        "width": width,
-        "labels": counts,
-    } | fill
-
-
-def accepted(tree: Any) -> Message:
-    """A summary as a site has sent it, if it is one: whatever else is in it can do no harm."""
-    try:
-        summary: Message = dict(tree)
-        head = _unpacked(summary["head"])
-        for mistake in mistakes(head, _HEAD, "head.", "a summary"):
-            raise ValueError(mistake)
-        shape, columns, labels = head["shape"], head["columns"], head["labels"]
-        if not shape or min(shape) < 0 or math.prod(shape) > MAX_NUMBERS:
-            raise ValueError(f"samples of shape {shape}")
-        sides = 2 if head["positive"] is not None else len(labels or ())
-        lengths = dict.fromkeys(("mean", "rest", "m2", "min", "max"), shape[0])
-        gaps = head["impute"] != "none"
-        if gaps and len(columns) != shape[0]:
-            raise ValueError("gaps in columns without names")
-        lengths |= {"n": 1, "size": shape[0] if gaps else 1, "labels": sides}
-        optional = () if head["scale"] in BY_RANGE else ("min", "max")
-        for name, length in lengths.items():
-            if name in optional and name not in summary:
-                continue
-            v = summary[name]
-            if v.dtype != torch.float64 or list(v.shape) != [length] or not v.isfinite().all():
-                raise ValueError(f"{name} must be {length} finite numbers")
-        rows = [*summary["n"].tolist(), *summary["labels"].tolist()]
-        if (
-            not 1 <= rows[0] <= MAX_ROWS
-            or (summary["size"] < (0 if gaps else 1)).any()
-            or (gaps and (summary["size"] > rows[0]).any())
-            or min(rows) < 0
-            or sum(rows[1:]) not in (0, rows[0])
-        ):
-            raise ValueError(f"{rows[0]:g} rows, of its labels {rows[1:]}")
-        if columns and (len(columns) != shape[0] or len(set(columns)) < len(columns)):
-            raise ValueError(f"{len(columns)} names of {shape[0]} columns")
-        if labels is not None and (
-            len(set(labels)) < len(labels) or not set(labels) <= set(head["classes"] or labels)
-        ):
-            raise ValueError("labels that are not among its classes, or twice")
-        return summary
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        raise FedsaddleError(f"its summary is refused: {type(error).__name__}: {error}") from error
-
-
-def _same(first: Tree, head: Tree) -> None:
-    """Refuse a site whose columns or settings are not those of the first one."""
-    here, there = f"site {head['site']!r}", f"site {first['site']!r}"
-    words = {"columns": "numbers", "categories": "text"}
-    for key, other in (("columns", "categories"), ("categories", "columns")):
-        own, known = head[key], first[key]
-        for c in known:
-            if c in head[other]:
-                raise FedsaddleError(
-                    f"{here} has {words[other]} in column {c!r}, {there} has {words[key]}: correct the file, "
-                    "or name the column in data.categories at all sites"
-                )
-            if c not in own:
-                raise FedsaddleError(
-                    f"{here} has no column {c!r}, which {there} has: give all the same columns"
-                )
-        if surplus := [c for c in own if c not in known and c not in first[other]]:
-            raise FedsaddleError(
-                f"{here} has column {surplus[0]!r}, which {there} has not: give all the same columns, or drop it"
-            )
-    if head["shape"] != first["shape"] and not head["kind"] == first["kind"] == "libsvm":
-        raise FedsaddleError(
-            f"{here} has samples of shape {head['shape']}, {there} of {first['shape']}: give the same features"
-        )
-    for key in ("scale", "impute", "positive", "classes"):
-        if head[key] != first[key]:
-            got, want = (quoted(v[key]) if v[key] is not None else "none" for v in (head, first))
-            raise FedsaddleError(f"{here} has data.{key} = {got}, {there} {want}: agree on one")
-    if (head["labels"] is None) != (first["labels"] is None):
-        who = here if head["labels"] is None else there
-        raise FedsaddleError(
-            f"{who} has a label of real numbers, others have classes: set data.task at all sites"
-        )
-
-
-def _agreed_labels(heads: Sequence[Tree]) -> tuple[list[str], list[str]]:
-    """All label values, and the names of the classes."""
-    first = heads[0]
-    if first["labels"] is None:
-        return [], []
-    if first["classes"] is not None:
-        return first["classes"], first["classes"]
-    labels = sorted({text for head in heads for text in head["labels"]}, key=_by_number)
-    for i, head in enumerate(heads):
-        own, others = set(head["labels"]), {t for h in [*heads[:i], *heads[i + 1 :]] for t in h["labels"]}
-        if first["positive"] is None and (lacks := sorted(others - own, key=_by_number)):
-            raise FedsaddleError(
-                f"site {head['site']!r} has no label {lacks[0]!r}, which other sites have: "
-                "set data.positive or data.classes at all sites"
-            )
-        if own and others and not own & others:
-            raise FedsaddleError(
-                f"site {head['site']!r} has labels {short(sorted(own))}, which no other site has: spell them alike"
-            )
-    if first["positive"] is None:
-        return labels, labels
-    _, names = ingest.binary(tuple(labels), np.arange(len(labels)), first["positive"])
-    return labels, list(names)
-
-
-def _by_number(text: str) -> tuple[float, str]:
-    """Numbers in their order, then texts."""
-    try:
-        return float(text), text
-    except ValueError:
-        return math.inf, text
-
-
-class _Moments(NamedTuple):
-    """Statistics of columns [C]."""
-
-    size: Tensor  # [1], numbers in a column; [C] where they have gaps
-    mean: Tensor
-    rest: Tensor  # what rounding took from the mean; without it, 1e8 + u loses the eighth digit of u's deviation
-    m2: Tensor
-    min: Tensor
-    max: Tensor
-
-    def merged(self, other: _Moments) -> _Moments:
-        """Those of both together, without cancellation (Chan, Golub and LeVeque 1979); the mean has twice the digits."""
-        n = (self.size + other.size).clamp(min=1)
-        delta = (other.mean - self.mean) + (other.rest - self.rest)
-        step = delta * (other.size / n)
-        mean = self.mean + step
-        back = mean - self.mean
-        lost = (self.mean - (mean - back)) + (step - back)  # exact, whichever is larger (Knuth)
-        both = _Moments(
-            self.size + other.size,
-            mean,
-            self.rest + lost,
-            self.m2 + other.m2 + delta**2 * (self.size * other.size / n),
-            torch.minimum(self.min, other.min),
-            torch.maximum(self.max, other.max),
-        )
-        mine, theirs = other.size == 0, self.size == 0  # of no numbers there are no statistics
-        return _Moments(
-            *(
-                torch.where(mine, a, torch.where(theirs, b, c))
-                for a, b, c in zip(self, other, both, strict=True)
-            )
-        )
-
-
-# --------------------------------------------------------------------------------------------------- the site
-
-
-def _pieces(x: Array) -> Iterator[slice]:
-    length = max(1, _NUMBERS_AT_ONCE // max(1, x[:1].size))
-    return (slice(start, start + length) for start in range(0, len(x), length))
-
-
-def _moments(x: Array, log: bool = False) -> _Moments:
-    """Statistics of the columns of x [n, C], or of the channels of images [n, C, ...]; with `log` of logarithms."""
-    total: _Moments | None = None
-    for rows in _pieces(x):
-        v = torch.from_numpy(x[rows].astype(np.float64)).transpose(0, 1).flatten(1)  # [C, n ...]
-        v = logarithm(v) if log else v
-        mean = v.mean(1)
-        deviation = v - mean.unsqueeze(1)
-        n = torch.tensor([v.shape[1]], dtype=torch.float64)
-        rest = deviation.mean(1)
-        m2 = ((deviation - rest.unsqueeze(1)) ** 2).sum(1)  # of equal numbers exactly 0
-        own = _Moments(n, mean, rest, m2, v.amin(1), v.amax(1))
-        total = own if total is None else total.merged(own)
-    assert total is not None
-    return total
-
-
-def _by_column(x: Array, least: int, log: bool) -> _Moments:
-    """Statistics of the numbers that there are in each column of x [n, C]; zeros where there are fewer than `least`."""
-    found = [_Moments(*torch.zeros(len(_Moments._fields), 0, dtype=torch.float64))]
-    for column in x.T:
-        own = column[~np.isnan(column)]
-        few = len(own) < least
-        found.append(
-            _Moments(*torch.zeros(len(_Moments._fields), 1).double()) if few else _moments(own[:, None], log)
-        )
-    return _Moments(*map(torch.cat, zip(*found, strict=True)))
 
 
 def _scaled(x: Array, shift: Tensor, width: Tensor, dtype: torch.dtype, log: bool) -> Tensor:
     shift, width = (v.view(-1, *[1] * (x.ndim - 2)) for v in (shift, width))
     scaling = Scaling(shift, width, log)
-    return torch.cat([scaling(torch.from_numpy(x[r].astype(np.float64))).to(dtype) for r in _pieces(x)])
+    return torch.cat([scaling(torch.from_numpy(x[r].astype(np.float64))).to(dtype) for r in pieces(x)])
 
 
 def _categories(column: Any, name: str, gaps: bool = False) -> Array:
@@ -644,7 +365,7 @@ def _categories(column: Any, name: str, gaps: bool = False) -> Array:
         ingest.check_present(values, f"column {name!r}")
     absent = ingest.missing(values)
     texts = zip(values.tolist(), absent.tolist(), strict=True)
-    return np.array([ingest.MISSING if gap else text_of(v) for v, gap in texts])
+    return np.array([frames.MISSING if gap else text_of(v) for v, gap in texts])
 
 
 def _frequent(values: Array, rare: int) -> list[str]:
@@ -670,47 +391,6 @@ def _parts(
         if u < data.test + data.valid:
             part[i] = TEST if u < data.test else VALID
     return part
-
-
-def _packed(tree: Mapping[str, Any]) -> Tensor:
-    return torch.frombuffer(bytearray(json.dumps(tree).encode()), dtype=torch.uint8)
-
-
-def _unpacked(head: Tensor) -> Tree:
-    tree = from_json(bytes(head.cpu().numpy()))
-    if not isinstance(tree, dict):
-        raise ValueError("a head is a table")
-    return tree
-
-
-def in_words(summary: Mapping[str, Tensor]) -> list[str]:
-    """A summary for the people whose data it is about: every number and name that leaves the site."""
-    head = _unpacked(summary["head"])
-    lines = [f"site {head['site']!r}: {int(summary['n'])} training rows"]
-    names = head["columns"] or [
-        f"channel {i}" if head["kind"] == "image" else str(i) for i in range(len(summary["mean"]))
-    ]
-    size = summary["size"].expand(len(names))
-    deviation = (summary["m2"] / size).sqrt()
-    for i, name in enumerate(names):
-        if size[i] == 0:
-            lines.append(f"column {name!r}: nothing, too few rows have a number")
-            continue
-        what = "mean of the logarithm" if head["scale"] == "log" else "mean"
-        line = f"column {name!r}: {what} {float(summary['mean'][i]):.6g}, deviation {float(deviation[i]):.6g}"
-        if "min" in summary:
-            line += f", from {float(summary['min'][i]):.6g} to {float(summary['max'][i]):.6g}"
-        if head["impute"] != "none":
-            line += f", of {int(size[i])} rows"
-        lines.append(line)
-    lines += [f"column {c!r}: categories {short(values, 1000)}" for c, values in head["categories"].items()]
-    if head["positive"] is not None:
-        lines.append(f"label values {short(head['labels'], 1000)}")
-    sides = head["labels"] or [] if head["positive"] is None else ["all others", "positive"]
-    lines += [
-        f"label {text!r}: {int(k)} rows" for text, k in zip(sides, summary["labels"].tolist(), strict=True)
-    ]
-    return lines
 
 
 # ---------------------------------------------------------------------------------------------------- checking
@@ -747,7 +427,7 @@ def _missing_columns(site: Site, frame: Any) -> list[str]:
     wanted = {"label": [data.label], "drop": data.drop, "categories": data.categories}
     wanted["together"] = [] if data.together is None else [data.together]
     return [
-        f"data.{key}: {ingest.no_column(where, c, frame.columns)}"
+        f"data.{key}: {frames.no_column(where, c, frame.columns)}"
         for key, columns in wanted.items()
         for c in columns
         if c not in frame.columns
@@ -802,7 +482,7 @@ def _doubts(site: Site, rows: Rows, summary: Message) -> Iterator[str]:
     n, data = int(summary["n"]), site.data
     if n < FEW_ROWS:
         yield f"{n} training rows are few: a site of this size adds little, and its numbers say much about single people"
-    head = _unpacked(summary["head"])
+    head = unpacked(summary["head"])
     constant = ((summary["m2"] == 0) & (summary["size"] > 0)).nonzero().flatten().tolist()
     if head["columns"]:
         for i in (summary["size"] == 0).nonzero().flatten().tolist()[:_MAX_NAMED]:

@@ -21,5 +21,6 @@ for each site; `post.py` sends them, waits and asks again; Flower carries them; 
 `worker.py` (`Session.work`) runs the same file's client work, writes its memory and answers; `replies.py` says which
 answers count, and the engine hands their rows to `clients.mean`.
 
-The engine is `engines/flower.py`, the form of messages `wire.py`, a site's data `sites.py`.
+The engine is `engines/flower.py`, the form of messages `wire.py`, a site's data `sites.py`, what is said
+of them at set-up `agreement.py`.
 """

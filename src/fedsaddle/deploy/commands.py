@@ -72,6 +72,7 @@ def check(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The si
     """Try a site's data and its connection. Says what is wrong in plain words."""
     check_flower()
     from fedsaddle import sites
+    from fedsaddle.agreement import in_words
     from fedsaddle.deploy.home import LinkFile
     from fedsaddle.deploy.knock import knock, only_one
 
@@ -80,7 +81,7 @@ def check(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The si
         print(f"data: {line}")
     if not findings:
         print("data: in order; this is what would leave the site at set-up:")
-        print("\n".join(f"  {line}" for line in sites.in_words(sites.Site.load(file).summary())))
+        print("\n".join(f"  {line}" for line in in_words(sites.Site.load(file).summary())))
     try:
         link = LinkFile.load(file.parent / "link.toml")
         with only_one(link) as last:

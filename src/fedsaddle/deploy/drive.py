@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle import __version__
+from fedsaddle.agreement import accepted, agree, outline, unpacked
 from fedsaddle.config import Config, dump, load, new_folder
 from fedsaddle.deploy.home import Home
 from fedsaddle.deploy.link import flower_run, superlink
@@ -27,10 +28,7 @@ from fedsaddle.deploy.protocol import Reply, Request
 from fedsaddle.deploy.replies import check_size
 from fedsaddle.engines.flower import Deployment
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.federation import Federation
 from fedsaddle.folder import locked, write_whole
-from fedsaddle.scaling import Filling, Scaling, exponential, logarithm
-from fedsaddle.sites import accepted, agree
 from fedsaddle.train import Run
 from fedsaddle.wire import pack, unpack
 
@@ -81,7 +79,7 @@ def resume(folder: Path, progress: bool | None = None, allow: bool = False) -> R
     name, summaries = _agreed(folder / AGREED)
     with _alone(home), superlink(home), flower_run(home) as grid:
         post = Post(grid, home.public_keys())
-        before = tuple(json.loads(bytes(s["head"].numpy()))["site"] for s in summaries)
+        before = tuple(unpacked(s["head"])["site"] for s in summaries)
         if before != post.names:
             raise FedsaddleError(
                 f"{home.folder / 'federation.toml'}: its sites are {', '.join(post.names)}; the run was begun with "
@@ -159,15 +157,9 @@ def meet(post: Post, timeout: float, progress: bool | None = None, named: bool =
     for i, reason in answers.left_out.items():
         raise FedsaddleError(f"site {post.names[i]!r}: {reason}")
     if not named:
-        post.rename({i: _head(s)["site"] for i, s in answers.replies.items()})
-        return sorted(answers.replies.values(), key=lambda s: str(_head(s)["site"]))
+        post.rename({i: unpacked(s["head"])["site"] for i, s in answers.replies.items()})
+        return sorted(answers.replies.values(), key=lambda s: str(unpacked(s["head"])["site"]))
     return list(answers.replies.values())
-
-
-def _head(message: Summary) -> dict[str, Any]:
-    """The texts of a summary or of what was agreed."""
-    head: dict[str, Any] = json.loads(bytes(message["head"].numpy()))
-    return head
 
 
 def _summary(name: str | None, reply: Reply) -> Summary:
@@ -213,50 +205,6 @@ def for_sites(config: Config) -> dict[str, Any]:
     """What sites are told of a config: what is learned and how. Participants, files and devices are the server's affair."""
     sent = {k: config.tree[k] for k in ("name", "model", "problem", "algorithm") if k in config.tree}
     return sent | {"train": {k: config.tree["train"][k] for k in ("rounds", "seed")}}
-
-
-def outline(names: Sequence[str], summaries: Sequence[Summary], constants: Summary) -> Federation:
-    """What the server knows of the sites' data, as a federation: how many samples of which class, and features that are 0.
-
-    The features take no memory: they are one sample, seen many times.
-    """
-    head = _head(constants)
-    categories = sum(len(values) for values in head["categories"].values())
-    shape = [len(head["columns"]) + categories] if head["columns"] or categories else head["shape"]
-    y = []
-    for summary in summaries:
-        own = _head(summary)
-        if head["labels"] is None:
-            y.append(torch.zeros(int(summary["n"])))
-            continue
-        index = range(2) if own["positive"] is not None else [head["labels"].index(v) for v in own["labels"]]
-        y.append(torch.repeat_interleave(torch.tensor(index), summary["labels"].long()))
-    offsets = torch.tensor([0, *(len(part) for part in y)]).cumsum(0)
-    x = torch.zeros(1, *shape).expand(int(offsets[-1]), *shape)
-    features = [*head["columns"], *(f"{c}={v}" for c, values in head["categories"].items() for v in values)]
-    ends = [1, -1, *[1] * (len(shape) - 1)]
-    log = head.get("scale") == "log"
-    one = (
-        float(logarithm(torch.ones((), dtype=torch.float64))) if log else 1.0
-    )  # sites leave 0 and 1 as they are
-    scaling = Scaling(
-        torch.nn.functional.pad(constants["shift"], (0, categories)).view(ends),
-        torch.nn.functional.pad(constants["width"], (0, categories), value=one).view(ends),
-        log=log,
-    )
-    filling = None
-    if "fill" in constants:
-        fill = exponential(constants["fill"]) if log else constants["fill"]
-        filling = Filling("mean", torch.nn.functional.pad(fill, (0, categories)).view(ends), None)
-    return Federation(
-        {"x": x, "y": torch.cat(y)},
-        offsets,
-        tuple(names),
-        tuple(head["classes"]),
-        tuple(features),
-        scaling=scaling,
-        filling=filling,
-    )
 
 
 class _Waiting:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle import metrics
-from fedsaddle.deploy.protocol import Head
-from fedsaddle.deploy.worker import SPLITS
+from fedsaddle.deploy.protocol import SPLITS, Head
 from fedsaddle.histograms import auc_from_histograms, edges
 from fedsaddle.metrics import Evaluation
 

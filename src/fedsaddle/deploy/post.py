@@ -11,8 +11,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from fedsaddle.clients import ClientWorkError
-from fedsaddle.deploy.protocol import ACTION, Reply, Request
-from fedsaddle.deploy.worker import Missing
+from fedsaddle.deploy.protocol import ACTION, Missing, Reply, Request
 from fedsaddle.errors import FedsaddleError, first_line
 
 _LONGEST_REASON = 300  # characters of what a site says

@@ -1,6 +1,6 @@
 """What is in a message to a site and in its reply, as Flower records.
 
-A message has up to three records: `session` (the run, for a site that does not hold it yet), `shared` (what all sites are
+A message has up to three records: `session` (`Agreed`, for a site that does not hold it yet), `shared` (what all sites are
 sent: one upload for all of them; beside `own` where it is small, since every record costs a request) and `own` (what differs
 from site to site). Each is a tree of `wire`, and `own` has a `head` in JSON beside it:
 
@@ -22,13 +22,16 @@ import json
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, RecordDict
+from torch import Tensor
 
+from fedsaddle import __version__
 from fedsaddle.parse import from_json
 from fedsaddle.wire import Garbled
 
 Head = dict[str, Any]
 Tag = tuple[int, int]  # (round, phase) in which a site's memory was written
 
+SPLITS = ("train", "valid", "test")  # of a site's rows, in the order in which it measures them
 ACTION = "query"  # Flower's type of all our messages
 _SMALL = 1 << 16
 _LONGEST_HEAD = 1 << 20
@@ -74,6 +77,22 @@ class Reply(NamedTuple):
     @staticmethod
     def of(content: RecordDict) -> Reply:
         return Reply(*_opened(content, "reply"))
+
+
+class Agreed(NamedTuple):
+    """What all sites are told of a run at its start."""
+
+    run: str  # what it is called; the site's memory is tied to it
+    config: str  # the run's config, as JSON
+    constants: tuple[tuple[str, Tensor], ...]  # of scaling, as agreed over all sites
+    batch_size: int | None
+    sampling: str
+    z: Tensor  # where training starts [1, d]
+    version: str = __version__  # of fedsaddle at the server
+
+
+class Missing(Exception):
+    """The site lacks something that the server has sent before."""
 
 
 def _opened(content: RecordDict, name: str, key: str = "body") -> tuple[Head, bytes]:

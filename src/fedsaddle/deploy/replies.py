@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsaddle.deploy.protocol import Head
-from fedsaddle.deploy.worker import SPLITS
+from fedsaddle.deploy.protocol import SPLITS, Head
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.wire import signature, tensors_of
 

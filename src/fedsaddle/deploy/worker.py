@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from fedsaddle.clients import Each
 from fedsaddle.cohort import Batching, Cohort, Sides
 from fedsaddle.config import resolve
 from fedsaddle.deploy.memory import LostMemory, SiteMemory
-from fedsaddle.deploy.protocol import Head, Reply, Request
+from fedsaddle.deploy.protocol import SPLITS, Agreed, Head, Missing, Reply, Request
 from fedsaddle.engines.execution import Execution
 from fedsaddle.engines.simulation import sides_of
 from fedsaddle.errors import FedsaddleError, first_line
@@ -35,8 +35,6 @@ from fedsaddle.histograms import score_histogram, sketch
 from fedsaddle.metrics import Split
 from fedsaddle.problem import ModelProblem, Problem, tree_map
 from fedsaddle.wire import Classes, classes_of, pack, unpack
-
-SPLITS = ("train", "valid", "test")
 
 
 class SiteData(Protocol):
@@ -59,22 +57,6 @@ class SiteData(Protocol):
     def modules(self) -> Sequence[str]: ...
 
     def federation(self, constants: dict[str, Tensor]) -> Federation: ...
-
-
-class Agreed(NamedTuple):
-    """What all sites are told of a run at its start."""
-
-    run: str  # what it is called; the site's memory is tied to it
-    config: str  # the run's config, as JSON
-    constants: tuple[tuple[str, Tensor], ...]  # of scaling, as agreed over all sites
-    batch_size: int | None
-    sampling: str
-    z: Tensor  # where training starts [1, d]
-    version: str = __version__  # of fedsaddle at the server
-
-
-class Missing(Exception):
-    """The site lacks something that the server has sent before."""
 
 
 class Session:

@@ -34,9 +34,8 @@ from fedsaddle.clients import Clients, ClientWorkError, Control, Each, NobodyAns
 from fedsaddle.cohort import Batching
 from fedsaddle.deploy.measured import AUC_TARGET, cuts_of, pooled_auc, together
 from fedsaddle.deploy.post import Answers, Ask, Post
-from fedsaddle.deploy.protocol import Head, Reply, Request, Tag
+from fedsaddle.deploy.protocol import Agreed, Head, Missing, Reply, Request, Tag
 from fedsaddle.deploy.replies import check_finite, check_measured, check_size, odd_ones
-from fedsaddle.deploy.worker import Agreed, Missing
 from fedsaddle.engines import Engine
 from fedsaddle.engines.simulation import clamped
 from fedsaddle.errors import FedsaddleError, first_line
