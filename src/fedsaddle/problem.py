@@ -217,6 +217,19 @@ class ModelProblem(Problem):
         assert isinstance(self.model, FlatModel)
         return self.model
 
+    # of a problem whose x is the parameters alone
+
+    @property
+    def n_x(self) -> int:
+        return self.flat.n
+
+    @property
+    def n_y(self) -> int:
+        return 0
+
+    def init(self) -> Tensor:
+        return self.flat.initial
+
     def check(self, federation: Federation) -> None:
         """Also refuse a model that does not fit the data, by scoring two samples."""
         super().check(federation)

@@ -94,15 +94,17 @@ class Algorithm(ABC):
             )
 
     def _require_positive(self, *names: str) -> None:
+        """Numbers above 0, or None where its type says so."""
         for name in names:
             value = self._number(name)
-            if not 0 < value < float("inf"):
+            if value is not None and not 0 < value < float("inf"):
                 raise FedsaddleError(f"{type(self).__name__}: {name} must be > 0, got {value}")
 
     def _require_nonnegative(self, *names: str) -> None:
+        """Numbers not below 0, or None where its type says so."""
         for name in names:
             value = self._number(name)
-            if not 0 <= value < float("inf"):
+            if value is not None and not 0 <= value < float("inf"):
                 raise FedsaddleError(f"{type(self).__name__}: {name} must be >= 0, got {value}")
 
     def _require_weights(self) -> None:
@@ -111,8 +113,10 @@ class Algorithm(ABC):
                 f"{type(self).__name__}: weights must be 'clients' or 'samples', got {self.counting!r}"
             )
 
-    def _number(self, name: str) -> float:
+    def _number(self, name: str) -> float | None:
         value = getattr(self, name)
+        if value is None and "None" in str(self.__dataclass_fields__[name].type):
+            return None
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise FedsaddleError(f"{type(self).__name__}: {name} must be a number, got {value!r}")
         return value

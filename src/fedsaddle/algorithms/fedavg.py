@@ -66,9 +66,7 @@ class LocalSGDA(Algorithm):
     )
 
     def __post_init__(self) -> None:
-        self._require_positive("lr", "local_steps", "server_lr")
-        if self.lr_dual is not None:
-            self._require_positive("lr_dual")
+        self._require_positive("lr", "local_steps", "server_lr", "lr_dual")
         self._require_weights()
 
     def init(self, z: Tensor, problem: Problem) -> State:

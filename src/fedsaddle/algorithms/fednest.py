@@ -69,9 +69,7 @@ class FedNest(Algorithm):
     )
 
     def __post_init__(self) -> None:
-        self._require_positive("lr", "local_steps", "inner_loops")
-        if self.lr_dual is not None:
-            self._require_positive("lr_dual")
+        self._require_positive("lr", "local_steps", "inner_loops", "lr_dual")
 
     def check(self, problem: Problem) -> None:
         super().check(problem)

@@ -182,13 +182,8 @@ class FedSGDA(Algorithm):
     )
 
     def __post_init__(self) -> None:
-        self._require_positive("lr", "local_steps")
-        self._require_nonnegative("momentum")
-        for name in ("lr_dual", "period", "large_cohort"):
-            if getattr(self, name) is not None:
-                self._require_positive(name)
-        if self.decay is not None:
-            self._require_nonnegative("decay")
+        self._require_positive("lr", "local_steps", "lr_dual", "period", "large_cohort")
+        self._require_nonnegative("momentum", "decay")
         if not isinstance(self.estimator, Estimator) and self.estimator not in ESTIMATORS:
             raise FedsaddleError(
                 f"FedSGDA: estimator must be one of {', '.join(ESTIMATORS)} (or an Estimator), got {self.estimator!r}"

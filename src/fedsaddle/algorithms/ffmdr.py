@@ -127,15 +127,12 @@ class FFMDR(Algorithm):
     of_all: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._require_positive("beta", "lr", "epochs", "accuracy", "relaxation")
+        self._require_positive("beta", "lr", "epochs", "accuracy", "relaxation", "lr_dual", "modulus")
         if self.accuracy > 1:
             raise FedsaddleError(f"FFMDR: accuracy must be at most 1, got {self.accuracy}")
         if not isinstance(self.epochs, int):
             raise FedsaddleError(f"FFMDR: epochs must be whole, got {self.epochs}")
         self._require_nonnegative("tolerance")
-        for name in ("lr_dual", "modulus"):
-            if getattr(self, name) is not None:
-                self._require_positive(name)
         if self.relaxation >= 2:
             raise FedsaddleError(f"FFMDR: relaxation must be below 2, got {self.relaxation}")
         self._require_weights()

@@ -50,9 +50,7 @@ class LocalMinimax(Algorithm):
     local_steps: int = 10
 
     def __post_init__(self) -> None:
-        self._require_positive("lr", "local_steps")
-        if self.lr_dual is not None:
-            self._require_positive("lr_dual")
+        self._require_positive("lr", "local_steps", "lr_dual")
 
     def _lr(self, cohort: Cohort) -> float | Tensor:
         return cohort.per_variable(x=self.lr, y=self.lr if self.lr_dual is None else self.lr_dual)
@@ -90,9 +88,7 @@ class MomentumLocalSGDA(LocalMinimax):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("mixing", "momentum")
-        if self.momentum_dual is not None:
-            self._require_positive("momentum_dual")
+        self._require_positive("mixing", "momentum", "momentum_dual")
         if self.mixing > 1:
             raise FedsaddleError(f"MomentumLocalSGDA: mixing must be at most 1, got {self.mixing}")
         for name in ("momentum", "momentum_dual"):
@@ -216,9 +212,7 @@ class FedNormSGDA(LocalMinimax):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("server_lr")
-        if self.local_epochs is not None:
-            self._require_positive("local_epochs")
+        self._require_positive("server_lr", "local_epochs")
         self._require_weights()
 
     def init(self, z: Tensor, problem: Problem) -> Iterate:

@@ -142,12 +142,10 @@ class ScaffPD(Robust):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("tau", "sigma", "local_steps", "server_lr")
+        self._require_positive("tau", "sigma", "local_steps", "server_lr", "mu_x")
         self._require_nonnegative("theta")
         if self.theta > 1:
             raise FedsaddleError(f"ScaffPD: theta must be at most 1, got {self.theta}")
-        if self.mu_x is not None:
-            self._require_positive("mu_x")
 
     def memory(self, z: Tensor, problem: Problem) -> Tensor:
         return torch.zeros_like(z)  # c_i, from the first phase of a round to its second

@@ -64,9 +64,9 @@ class Stagewise(Algorithm):
     output: str = "last"
 
     def __post_init__(self) -> None:
-        self._require_positive("lr", "local_steps", "lr_decay", "interval_growth", "stage_growth")
-        if self.stage_rounds is not None:
-            self._require_positive("stage_rounds")
+        self._require_positive(
+            "lr", "local_steps", "lr_decay", "interval_growth", "stage_growth", "stage_rounds"
+        )
         if self.output not in self.outputs():
             raise FedsaddleError(
                 f"{type(self).__name__}: output must be one of {', '.join(self.outputs())}, got {self.output!r}"

@@ -49,17 +49,6 @@ class ERM(ModelProblem):
         if self.loss not in LOSSES:
             raise FedsaddleError(f"ERM: loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
 
-    @property
-    def n_x(self) -> int:
-        return self.flat.n
-
-    @property
-    def n_y(self) -> int:
-        return 0
-
-    def init(self) -> Tensor:
-        return self.flat.initial
-
     def scores(self, z: Tensor, x: Tensor) -> Tensor:
         """One score a sample [..., S, B]: the output (that of the positive class), under cross-entropy its log-odds."""
         out = self.outputs(z, x)

@@ -84,17 +84,6 @@ class Pairwise(ModelProblem):
         _ = out.psi  # the compiler finds it made
         return out
 
-    @property
-    def n_x(self) -> int:
-        return self.flat.n
-
-    @property
-    def n_y(self) -> int:
-        return 0
-
-    def init(self) -> Tensor:
-        return self.flat.initial
-
     def losses(self, z: Tensor, data: Data) -> Tensor:
         raise FedsaddleError(
             f"{type(self).__name__}: a loss is of two samples, one alone has none; use CyCpPairwise or RSPairwise"
