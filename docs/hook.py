@@ -318,12 +318,14 @@ def claims(paper: str) -> str:
 
 
 def wall_time(result: str) -> str:
+    """How long a result took, and on what; `processes`, written into it by hand, says how where its command does not."""
     about = json.loads((results()[result] / "results.json").read_text())
+    seconds = about["seconds"]
+    took = f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.1f} seconds"
     where = "an H200" if "--device cuda" in about["command"] else "a CPU"
+    how = f" ({about['processes']})" if "processes" in about else ""
     parts = "; some parts are missing" if about.get("missing") else ""
-    return (
-        f"{about['seconds'] / 60:.1f} minutes on {where}, seeds {', '.join(map(str, about['seeds']))}{parts}"
-    )
+    return f"{took} on {where}{how}, seeds {', '.join(map(str, about['seeds']))}{parts}"
 
 
 def paper_experiments(paper: str) -> str:
