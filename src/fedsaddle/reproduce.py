@@ -48,7 +48,7 @@ from fedsaddle.folder import write_whole
 from fedsaddle.journal import Entry, Journal, over_seeds, short
 from fedsaddle.keys import Tree
 from fedsaddle.progress import RunsBar
-from fedsaddle.sweep import grid_points
+from fedsaddle.sweep_plan import grid_points
 
 _WRITTEN_EVERY = 5.0  # seconds
 
