@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedsaddle import config as configs
 from fedsaddle import guesses
+from fedsaddle.config import resolve
 from fedsaddle.data import DATASETS
 from fedsaddle.drafts import (
     AIMS,
@@ -43,6 +43,7 @@ from fedsaddle.ingest import (
     no_column,
     text_columns,
 )
+from fedsaddle.overrides import anchor
 from fedsaddle.parse import from_toml
 from fedsaddle.progress import spinner
 
@@ -206,11 +207,11 @@ def _suited(aim: Aim, setup: Any) -> tuple[Aim, list[str]]:
 def _rehearsed(text: str, folder: Path, name: str) -> Any:
     """The setup of a config that is not written yet, which runs."""
     tree = from_toml(text)
-    configs.anchor(tree, folder.resolve())
+    anchor(tree, folder.resolve())
     for key in ("file", "files"):
         if key in tree["data"]:  # "folder/../file" is not there while the folder is not
             tree["data"][key] = os.path.normpath(tree["data"][key])
-    config = configs.resolve(tree, name)
+    config = resolve(tree, name)
     with spinner("building the federation"):
         setup = config.build()
     config.start(setup, progress=False)  # checks the algorithm against the data, computes nothing

@@ -23,16 +23,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedsaddle import config as configs
 from fedsaddle import metrics, sweep_report
 from fedsaddle.alike import Federations
-from fedsaddle.config import Config, Hear
+from fedsaddle.config import Config, Hear, resolve
 from fedsaddle.errors import FedsaddleError, did_you_mean
 from fedsaddle.finish import finish
 from fedsaddle.folder import between
 from fedsaddle.journal import Entry, Journal, kept_scores, mean_and_std, over_seeds
 from fedsaddle.measures import Of, names
 from fedsaddle.metrics import Interval
+from fedsaddle.overrides import put
 from fedsaddle.progress import RunsBar, spinner
 from fedsaddle.remarks import grown
 from fedsaddle.schema import GENERATED
@@ -271,8 +271,8 @@ class Result:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                configs.put(tree, key.split("."), value, "sweep.points")
-                configs.resolve(tree, self.plan.name)
+                put(tree, key.split("."), value, "sweep.points")
+                resolve(tree, self.plan.name)
         except FedsaddleError:
             return False
         return True

@@ -38,12 +38,12 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from fedsaddle import config as configs
-from fedsaddle.config import Config
+from fedsaddle.config import Config, resolve
 from fedsaddle.errors import FedsaddleError, did_you_mean, nearest_or_all
 from fedsaddle.finish import TOGETHER
 from fedsaddle.keys import Key, in_words, unknown_key
 from fedsaddle.measures import Of, names
+from fedsaddle.overrides import anchor, put, read
 from fedsaddle.toml import in_line, quoted, to_toml, to_value
 
 Point = dict[str, Any]  # config keys such as "algorithm.lr", and their values
@@ -236,7 +236,7 @@ def plan(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Plan:
         path: the TOML file.
         overrides: assignments such as "algorithm.lr=0.05" or "sweep.random=10".
     """
-    tree = configs.read(path, overrides)
+    tree = read(path, overrides)
     if "sweep" not in tree:
         raise FedsaddleError(
             f'{path}: has no [sweep]; it takes [sweep] metric = "valid_auc", [sweep.points] "algorithm.lr" = [0.1, 0.01], '
@@ -274,11 +274,11 @@ def plan(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Plan:
         with at_point(point):
             changed = copy.deepcopy(tree)
             for key, value in point.items():
-                configs.put(changed, key.split("."), value, "sweep.points")
+                put(changed, key.split("."), value, "sweep.points")
             if OTHER not in point:
                 _suits(grid, changed)
-            configs.anchor(changed, file.resolve().parent)
-            made = configs.resolve(changed, file.stem)
+            anchor(changed, file.resolve().parent)
+            made = resolve(changed, file.stem)
         seeds = options["seeds"] or [made.tree["train"]["seed"]]
         runs.append([Config({**made.tree, "train": {**made.tree["train"], "seed": s}}) for s in seeds])
     return Plan(
