@@ -55,12 +55,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import itertools
 import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,7 +75,7 @@ from fedsaddle.errors import BadArgument, FedsaddleError, first_line, similar_fi
 from fedsaddle.federation import Federation
 from fedsaddle.files import file_format, read_frame
 from fedsaddle.flat import FlatModel
-from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK, SCORES, TANGENT
+from fedsaddle.folder import new_folder
 from fedsaddle.ingest import in_file
 from fedsaddle.keys import Tree, unknown_key
 from fedsaddle.kinds import OF_CLASSES
@@ -90,9 +89,6 @@ from fedsaddle.toml import quoted, to_toml
 from fedsaddle.trackers import Track
 from fedsaddle.train import Run, train
 
-RUN_FILES = (
-    "config.toml", HISTORY, CHECKPOINTS, "result.json", "model.safetensors", TANGENT, SCORES, "report.html",
-)  # fmt: skip
 _OF_DATA = ("data", "partition", "transform", "model")  # what a run's own description lacks
 _OF_FIRST = ("model", "problem", "algorithm", "participation", "train")  # sections of a first stage
 
@@ -510,36 +506,3 @@ def _blamed(section: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise FedsaddleError(f"{section}: {type(error).__name__}: {first_line(error)}") from error
-
-
-@contextmanager
-def new_folder(out: Path, numbered: bool) -> Iterator[Path]:
-    """A folder for a run, gone again if the run fails before its first record."""
-    folder, made = out, not out.exists()
-    if numbered:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        for n in itertools.count(2):
-            try:
-                folder.mkdir()  # fails if it is there, also if another process made it just now
-                made = True
-                break
-            except FileExistsError:
-                folder = out.with_name(f"{out.name}-{n}")
-    else:
-        for file in RUN_FILES:
-            if (folder / file).exists():
-                raise FedsaddleError(f"{out}: already holds a run ({file}); choose another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield folder
-    except BaseException as error:
-        if (folder / HISTORY).exists():
-            if not (folder / CHECKPOINTS).exists():  # else the run says how to go on
-                error.add_note(f"the rounds before that are in {folder}")
-        else:
-            with suppress(OSError):
-                for file in ("config.toml", LOCK):
-                    (folder / file).unlink(missing_ok=True)
-                if made:
-                    folder.rmdir()
-        raise
