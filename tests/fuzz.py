@@ -49,8 +49,7 @@ from safetensors.torch import save as save_tensors
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fedsaddle import cli, sites
-from fedsaddle import sweep as sweeps
+from fedsaddle import cli, sites, sweep_plan
 from fedsaddle.agreement import agree, in_words, outline
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.client_files import read_files
@@ -409,7 +408,7 @@ def sweep(case: Case, folder: Path) -> None:
         (folder / "fuzz.toml").write_text(to_toml(tree), encoding="utf-8", errors="replace")
     except (FedsaddleError, ValueError):
         return
-    sweeps.plan(folder / "fuzz.toml")
+    sweep_plan.plan(folder / "fuzz.toml")
 
 
 # ------------------------------------------------------------------------------------------------------- data

@@ -18,6 +18,7 @@ from fedsaddle.errors import FedsaddleError
 from fedsaddle.finish import finish
 from fedsaddle.journal import Journal
 from fedsaddle.networks import Networks
+from fedsaddle.overrides import put
 from fedsaddle.theory import probe
 
 
@@ -504,7 +505,7 @@ def test_a_network_of_other_data_is_another(tmp_path: Path) -> None:
 def test_a_bad_config_is_refused_before_any_work(change: dict[str, Any], says: str) -> None:
     tree = tomllib.loads(TWO_STAGES)
     for key, value in change.items():
-        config.put(tree, ["transform", "1", *key.split(".")], value, key)
+        put(tree, ["transform", "1", *key.split(".")], value, key)
     with pytest.raises(FedsaddleError, match=says) as caught:
         config.resolve(tree)
     assert "\n" not in str(caught.value)

@@ -24,7 +24,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import fedsaddle as fs
 from fedsaddle import FedsaddleError, estimators, steps
-from fedsaddle.new import AIMS
+from fedsaddle.drafts import AIMS
 
 ESTIMATORS = (fs.FederatedAUCClassifier, fs.FairFederatedClassifier, fs.FederatedPairwiseRanker)
 EXPECTED_TO_FAIL: dict[str, str] = {}  # check -> reason; there is none

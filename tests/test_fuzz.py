@@ -16,8 +16,7 @@ from safetensors.torch import load as load_tensors
 
 pytest.importorskip("flwr")
 
-from fedsaddle import cli, client_files, files, sites
-from fedsaddle import sweep as sweeps
+from fedsaddle import cli, client_files, files, sites, sweep_plan
 from fedsaddle.config import load, resolve
 from fedsaddle.data import formats
 from fedsaddle.deploy.drive import _summary
@@ -85,7 +84,7 @@ def test_a_sweep_over_numbers_that_no_float_holds(values: Any, tmp_path: Path) -
         "sweep": {"metric": "field_norm", "points": {"algorithm": {"lr": values}}}
     }
     (tmp_path / "s.toml").write_text(to_toml(tree))
-    refused(lambda: sweeps.plan(tmp_path / "s.toml"), "must be below 1e308 in size")
+    refused(lambda: sweep_plan.plan(tmp_path / "s.toml"), "must be below 1e308 in size")
 
 
 def test_an_override_with_a_line_break(tmp_path: Path) -> None:
@@ -96,7 +95,7 @@ def test_an_override_with_a_line_break(tmp_path: Path) -> None:
 def test_sweeps_that_never_end(tmp_path: Path) -> None:
     def plan(**sweep: Any) -> None:
         (tmp_path / "s.toml").write_text(to_toml(fuzz.SWEEP | {"sweep": {"metric": "distance"} | sweep}))
-        sweeps.plan(tmp_path / "s.toml")
+        sweep_plan.plan(tmp_path / "s.toml")
 
     narrow = {"algorithm.lr": {"uniform": [1.0, 1.0001]}}
     refused(lambda: plan(random=50, points=narrow), "only about . different points")

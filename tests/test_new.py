@@ -21,7 +21,8 @@ import torch
 from fedsaddle import cli, doctor, guesses
 from fedsaddle.config import load
 from fedsaddle.data import DATASETS
-from fedsaddle.new import AIMS, Wanted, project
+from fedsaddle.drafts import AIMS
+from fedsaddle.new import Wanted, project
 from fedsaddle.steps import largest_near_best
 from tests.conftest import Done
 

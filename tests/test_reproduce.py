@@ -17,6 +17,7 @@ from fedsaddle import config
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.finish import finish
 from fedsaddle.journal import Journal
+from fedsaddle.overrides import read
 from fedsaddle.replicas import run_all
 from fedsaddle.reproduce import _changed, _Clock, _load, experiments, judge_again, reproduce
 from tests.reference import ffmdr as ref_ffmdr
@@ -155,6 +156,7 @@ def test_a_curve_of_no_metric(tmp_path: Path) -> None:
 # ---- tuning ------------------------------------------------------------------------------------------------------
 
 TUNED = """
+from fedsaddle.overrides import read
 from fedsaddle.reproduce import Cell, Verdict
 
 TITLE, ROWS, COLUMNS, SELECT, SEEDS, CURVES = "Toy", "method", "at", "{select}", [0, 1], ["distance"]
@@ -299,6 +301,7 @@ def test_a_chosen_point_that_diverges_with_another_seed_is_shown(
 # ---- parts -------------------------------------------------------------------------------------------------------
 
 PARTS = """
+from fedsaddle.overrides import read
 from fedsaddle.reproduce import Cell, Verdict
 
 TITLE, ROWS, COLUMNS, SELECT, SEEDS = "Toy", "method", "K", "distance", [0, 1]
@@ -485,7 +488,7 @@ def test_auc_looks_at_the_last_tenth() -> None:
 
 
 def test_every_cell_of_auc_is_a_valid_config_and_in_one_part() -> None:
-    auc, base = experiment("fedsgda/auc"), config.read(ROOT / "fedsgda/auc/base.toml")
+    auc, base = experiment("fedsgda/auc"), read(ROOT / "fedsgda/auc/base.toml")
     whole = auc.cells(False, "all")
     assert len(whole) == 2 * 18 + 2 * 3 + 3
     assert [c for part in auc.OPTIONS["part"][1:] for c in auc.cells(False, part)] == whole
@@ -507,7 +510,7 @@ def test_every_cell_of_auc_is_a_valid_config_and_in_one_part() -> None:
 
 
 def test_every_cell_of_cifar10_ih_is_a_valid_config_and_in_one_part() -> None:
-    ih, base = experiment("codasca/cifar10-ih"), config.read(ROOT / "codasca/cifar10-ih/base.toml")
+    ih, base = experiment("codasca/cifar10-ih"), read(ROOT / "codasca/cifar10-ih/base.toml")
     for data, model in (
         ("cifar10", "cnn"), ("cifar10", "densenet121"), ("cifar100", "resnet18"), ("cifar10", "resnet18-7x7"),
     ):  # fmt: skip
@@ -546,7 +549,7 @@ def test_a_larger_network_takes_its_step_size_from_one_interval() -> None:
 
 @pytest.mark.parametrize("model", ["resnet18", "resnet18-7x7", "densenet121"])
 def test_the_quick_version_of_a_larger_network_is_valid(model: str) -> None:
-    ih, base = experiment("codasca/cifar10-ih"), config.read(ROOT / "codasca/cifar10-ih/base.toml")
+    ih, base = experiment("codasca/cifar10-ih"), read(ROOT / "codasca/cifar10-ih/base.toml")
     for cell in ih.step_sizes([], True, "cifar10", model, "all"):
         _changed(base, {**cell.set, **cell.points[-1]})
 
@@ -612,7 +615,7 @@ def at_hand(folder: Path, names: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_table_2_of_ffmdr_has_the_grids_of_the_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_hand(tmp_path, SETS, monkeypatch)
-    table2, base = experiment("ffmdr/table2"), config.read(ROOT / "ffmdr/table2/base.toml")
+    table2, base = experiment("ffmdr/table2"), read(ROOT / "ffmdr/table2/base.toml")
     first = table2.first([], False, "all")
     assert [c.at["data"] for c in first[::5]] == SETS and len(first) == 25
     for i, cell in enumerate(first):
@@ -650,7 +653,7 @@ def test_participation_of_ffmdr_is_tuned_and_judged_set_by_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_hand(tmp_path, SETS, monkeypatch)
-    part, base = experiment("ffmdr/participation"), config.read(ROOT / "ffmdr/participation/base.toml")
+    part, base = experiment("ffmdr/participation"), read(ROOT / "ffmdr/participation/base.toml")
     tuned = part.all_take_part([], False, "all")
     assert [c.at["data"] for c in tuned] == SETS and {len(c.points) for c in tuned} == {16}
     rows = [{**c.at, "chosen": c.points[i]} for i, c in enumerate(tuned)]
@@ -696,7 +699,7 @@ def test_the_rate_of_ffmdr_is_the_slope_of_a_line() -> None:
 
 
 def test_the_centralised_solve_is_the_minimiser() -> None:
-    table2, base = experiment("ffmdr/table2"), config.read(ROOT / "ffmdr/table2/base.toml")
+    table2, base = experiment("ffmdr/table2"), read(ROOT / "ffmdr/table2/base.toml")
     base["problem"]["regulariser"] = "l1(0.05)"
     setup = _changed(base, table2.place("phishing", True)).build()
     clients = [(c["x"].double().numpy(), c["y"].numpy()) for c in map(setup.federation.client, range(4))]
@@ -786,7 +789,7 @@ def test_unknown_variants(name: str, options: dict[str, str], says: str) -> None
 
 def test_every_variant_of_the_tables_is_a_valid_config() -> None:
     """Also those that need a GPU, whose data are not here."""
-    tables, base = experiment("cycp/tables"), config.read(ROOT / "cycp/tables/base.toml")
+    tables, base = experiment("cycp/tables"), read(ROOT / "cycp/tables/base.toml")
     for data in tables.OPTIONS["data"]:
         for model in ("linear", "cnn"):
             rows = [{"method": m, "chosen": {}} for m in tables.METHODS if m not in tables.ERM]
@@ -800,7 +803,7 @@ def test_every_variant_of_the_tables_is_a_valid_config() -> None:
 
 
 def test_resnet18_has_the_columns_of_the_paper_and_what_the_cnn_chose() -> None:
-    tables, base = experiment("cycp/tables"), config.read(ROOT / "cycp/tables/base.toml")
+    tables, base = experiment("cycp/tables"), read(ROOT / "cycp/tables/base.toml")
     options = {"data": "cifar10", "model": "resnet18", "part": "all"}
     rows: list[dict[str, Any]] = []
     for step in tables.STEPS[:-1]:  # the second and the third have nothing to tune
@@ -993,7 +996,7 @@ def test_stored_results_are_judged_as_experiments_judge_now(result: Path, tmp_pa
 
 
 def test_all_variants_of_scaffpd_are_valid_configs() -> None:
-    tables, base = experiment("scaffpd/tables"), config.read(ROOT / "scaffpd/tables/base.toml")
+    tables, base = experiment("scaffpd/tables"), read(ROOT / "scaffpd/tables/base.toml")
     for data, clients in itertools.product(*tables.OPTIONS.values()):
         cells = tables.grids([], False, data, clients)
         assert len(cells) == 3 * 12

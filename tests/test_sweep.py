@@ -29,7 +29,8 @@ from fedsaddle.errors import FedsaddleError
 from fedsaddle.finish import _compute, _next, _Share, _shares, finish
 from fedsaddle.folder import held
 from fedsaddle.journal import Journal
-from fedsaddle.sweep import Range, Result, Row, grid_points, grids, plan, random_points, sweep
+from fedsaddle.sweep import Result, Row, sweep
+from fedsaddle.sweep_plan import Range, grid_points, grids, plan, random_points
 from fedsaddle.sweep_report import overview, seeds, tradeoff
 from fedsaddle.toml import to_toml
 

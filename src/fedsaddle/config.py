@@ -55,12 +55,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import itertools
 import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,47 +71,26 @@ from fedsaddle import models
 from fedsaddle.algorithms import Algorithm, LocalSGDA
 from fedsaddle.convexify import convexify, coordinates_of
 from fedsaddle.data import load as load_dataset
-from fedsaddle.errors import BadArgument, FedsaddleError, first_line, similar_file, warn
+from fedsaddle.errors import BadArgument, FedsaddleError, first_line, similar_file
 from fedsaddle.federation import Federation
 from fedsaddle.files import file_format, read_frame
 from fedsaddle.flat import FlatModel
-from fedsaddle.folder import CHECKPOINTS, HISTORY, LOCK, SCORES, TANGENT
+from fedsaddle.folder import new_folder
 from fedsaddle.frames import in_file
 from fedsaddle.keys import Tree, unknown_key
 from fedsaddle.kinds import OF_CLASSES
 from fedsaddle.networks import Networks
-from fedsaddle.parse import from_toml, read_toml
+from fedsaddle.overrides import read, with_paths
 from fedsaddle.participation import Participation
 from fedsaddle.problem import ModelProblem, Problem
 from fedsaddle.problems import PROBLEMS, QuadraticSaddle, quadratic_federation
-from fedsaddle.schema import GENERATED, HELD_OUT, NAMED, arguments, factory, filled, keys
+from fedsaddle.schema import GENERATED, HELD_OUT, NAMED, SECTIONS, arguments, factory, filled
 from fedsaddle.toml import quoted, to_toml
 from fedsaddle.trackers import Track
 from fedsaddle.train import Run, train
 
-SECTIONS = {  # in their order, each with an example unless it may be left out
-    "data": 'name = "breast_cancer"',
-    "partition": 'name = "dirichlet" and clients = 10',
-    "transform": "",
-    "model": 'name = "linear"',
-    "problem": 'name = "auc"',
-    "algorithm": 'name = "codasca"',
-    "participation": "",
-    "train": "rounds = 100",
-}
-RUN_FILES = (
-    "config.toml", HISTORY, CHECKPOINTS, "result.json", "model.safetensors", TANGENT, SCORES, "report.html",
-)  # fmt: skip
 _OF_DATA = ("data", "partition", "transform", "model")  # what a run's own description lacks
 _OF_FIRST = ("model", "problem", "algorithm", "participation", "train")  # sections of a first stage
-_PATHS = (
-    ("data", "files"),
-    ("data", "file"),
-    ("data", "sites"),
-    ("data", "data_dir"),
-    ("transform", "folder"),
-    ("participation", "rounds"),
-)
 
 
 Hear = Callable[[str], Any]  # is told what goes on
@@ -210,7 +188,7 @@ class Config:
         settings = setup.train | {"track": setup.track} | options
         run = train(*setup[:3], participation=setup.participation, **settings)
         sections = copy.deepcopy({k: self.tree[k] for k in _OF_DATA if k in self.tree})
-        _with_paths(sections, lambda path: Path(path).name)  # where files lie is nobody else's business
+        with_paths(sections, lambda path: Path(path).name)  # where files lie is nobody else's business
         run.tracking.sections = sections
         if run.out is None:
             run.tracking.name = self.name
@@ -273,19 +251,6 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
             f"{path}: [sweep] is ignored in a single run; fedsaddle sweep computes it", stacklevel=2
         )
     return resolve(tree, Path(path).stem)
-
-
-def read(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Tree:
-    """A file with overrides, its paths absolute, not checked yet."""
-    file = Path(path)
-    tree = read_toml(file)
-    anchor(tree, file.resolve().parent)
-    of_file = {k: dict(part) for k, part in tree.items() if isinstance(part, dict)}
-    changed = [_override(tree, assignment) for assignment in overrides]
-    for section, part in of_file.items():
-        _drop_strangers(section, part, tree[section], changed)
-    anchor(tree, Path.cwd())  # what is still relative came from an override
-    return tree
 
 
 def resolve(tree: Mapping[str, Any], name: str = "run", rehearse: bool = True) -> Config:
@@ -541,118 +506,3 @@ def _blamed(section: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise FedsaddleError(f"{section}: {type(error).__name__}: {first_line(error)}") from error
-
-
-@contextmanager
-def new_folder(out: Path, numbered: bool) -> Iterator[Path]:
-    """A folder for a run, gone again if the run fails before its first record."""
-    folder, made = out, not out.exists()
-    if numbered:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        for n in itertools.count(2):
-            try:
-                folder.mkdir()  # fails if it is there, also if another process made it just now
-                made = True
-                break
-            except FileExistsError:
-                folder = out.with_name(f"{out.name}-{n}")
-    else:
-        for file in RUN_FILES:
-            if (folder / file).exists():
-                raise FedsaddleError(f"{out}: already holds a run ({file}); choose another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield folder
-    except BaseException as error:
-        if (folder / HISTORY).exists():
-            if not (folder / CHECKPOINTS).exists():  # else the run says how to go on
-                error.add_note(f"the rounds before that are in {folder}")
-        else:
-            with suppress(OSError):
-                for file in ("config.toml", LOCK):
-                    (folder / file).unlink(missing_ok=True)
-                if made:
-                    folder.rmdir()
-        raise
-
-
-# -------------------------------------------------------------------------------------- overrides and paths
-
-
-def _override(tree: Tree, assignment: str) -> list[str]:
-    """Put one "a.b=value" into the tree; a value that is no TOML is text. Returns the path."""
-    path, equals, text = assignment.partition("=")
-    names = [name.strip() for name in path.split(".")]
-    whole = names[0] in ("name", "sweep", *SECTIONS)
-    if not equals or not all(names) or (len(names) == 1 and not whole):
-        raise FedsaddleError(f"--set {assignment}: must be section.key=value, such as algorithm.lr=0.05")
-    try:
-        parsed = from_toml(f"value = {text}")
-        value = parsed["value"] if len(parsed) == 1 else text.strip()
-    except ValueError:
-        value = text.strip()
-    put(tree, names, value, f"--set {assignment}")
-    return names
-
-
-def _drop_strangers(section: str, of_file: Tree, part: Any, changed: Sequence[Sequence[str]]) -> None:
-    """Where overrides give a section another name, leave out the file's keys that the new one has not, and say so."""
-    name = part.get("name") if isinstance(part, dict) else None
-    if [section, "name"] not in changed or [section] in changed or "name" not in of_file:
-        return
-    if name == of_file["name"] or not isinstance(name, str) or name not in NAMED.get(section, {}):
-        return
-    known = {"name", *keys(section, name)}
-    for key in [k for k in of_file if k not in known and [section, k] not in [c[:2] for c in changed]]:
-        del part[key]
-        warn(f"{section}.{key} of the file is left out: {name} has none")
-
-
-def put(tree: Tree, names: Sequence[str], value: Any, source: str) -> None:
-    """Set the value at a path, whose sections are made where they are missing.
-
-    Args:
-        names: the path; a number counts the tables of a list such as [[transform]].
-        source: who asks for it, for messages.
-    """
-    place: Any = tree
-    for depth, name in enumerate(names):
-        where = ".".join(names[:depth])
-        at: Any = name
-        if isinstance(place, dict):
-            place.setdefault(name, {})
-        elif not isinstance(place, list):
-            raise FedsaddleError(f"{source}: {where} is a value, not a section")
-        elif not name.isdecimal() or int(name) >= len(place):
-            raise FedsaddleError(f"{source}: {where} has {len(place)} entries, 0 is the first")
-        else:
-            at = int(name)
-        if depth == len(names) - 1:
-            place[at] = value
-        place = place[at]
-
-
-def anchor(tree: Tree, folder: Path) -> None:
-    """Make the paths of a tree absolute."""
-    _with_paths(tree, lambda path: str(folder / Path(path).expanduser()))
-
-
-def _with_paths(tree: Tree, change: Callable[[str], str]) -> None:
-    """Replace the paths of a tree, which need not be checked yet."""
-
-    def tables(section: str) -> list[Tree]:
-        found = tree.get(section)
-        return [part for part in (found if isinstance(found, list) else [found]) if isinstance(part, dict)]
-
-    def changed(value: Any) -> Any:
-        if isinstance(value, list):
-            return [changed(v) for v in value]
-        return change(value) if isinstance(value, str) and value else value
-
-    for section, key in _PATHS:
-        for part in tables(section):
-            if key in part:
-                part[key] = changed(part[key])
-    for change_of_data in tables("transform"):
-        if isinstance(first := change_of_data.get("first"), dict):
-            _with_paths(first, change)

@@ -15,7 +15,7 @@ from fedsaddle.keys import in_words
 from fedsaddle.kinds import SECTION, Kind
 from fedsaddle.reproduce import experiments
 from fedsaddle.schema import NAMED, keys
-from fedsaddle.sweep import grids
+from fedsaddle.sweep_plan import grids
 from fedsaddle.toml import quoted, to_toml
 
 

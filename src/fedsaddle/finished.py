@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from fedsaddle.folder import auc_interval
+from fedsaddle.folder import RUN_FILES, auc_interval
 from fedsaddle.measures import Of, in_order, in_words, names
 from fedsaddle.progress import human_bytes
 from fedsaddle.remarks import remarks
@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # which loads torch
 
 def show(done: Run, name: str, quiet: bool) -> None:
     """Write the report of a run that has ended, and print its result."""
-    from fedsaddle.config import RUN_FILES
     from fedsaddle.report import write_report
 
     folder = done.out

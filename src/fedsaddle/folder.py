@@ -16,6 +16,7 @@ Whole files replace the ones before in one step. A process holds a lock on its f
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,9 @@ HISTORY, SECONDS, CHECKPOINTS, INDEX, LOCK, TANGENT, SCORES, STOPPED = (
     "scores.csv",
     "stopped.json",
 )
+RUN_FILES = (
+    "config.toml", HISTORY, CHECKPOINTS, "result.json", "model.safetensors", TANGENT, SCORES, "report.html",
+)  # fmt: skip
 
 Record = dict[str, Any]
 
@@ -182,6 +186,39 @@ class Folder:
             raise FedsaddleError(
                 f"{self.path / CHECKPOINTS / INDEX}: is not an index of checkpoints"
             ) from None
+
+
+@contextmanager
+def new_folder(out: Path, numbered: bool) -> Iterator[Path]:
+    """A folder for a run, gone again if the run fails before its first record."""
+    folder, made = out, not out.exists()
+    if numbered:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for n in itertools.count(2):
+            try:
+                folder.mkdir()  # fails if it is there, also if another process made it just now
+                made = True
+                break
+            except FileExistsError:
+                folder = out.with_name(f"{out.name}-{n}")
+    else:
+        for file in RUN_FILES:
+            if (folder / file).exists():
+                raise FedsaddleError(f"{out}: already holds a run ({file}); choose another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    except BaseException as error:
+        if (folder / HISTORY).exists():
+            if not (folder / CHECKPOINTS).exists():  # else the run says how to go on
+                error.add_note(f"the rounds before that are in {folder}")
+        else:
+            with suppress(OSError):
+                for file in ("config.toml", LOCK):
+                    (folder / file).unlink(missing_ok=True)
+                if made:
+                    folder.rmdir()
+        raise
 
 
 def is_run(folder: Path) -> bool:

@@ -1,10 +1,12 @@
-"""What the columns of a table may be, as `fedsaddle new` proposes it: label, sites, positive value, and what is no feature.
+"""What tables may hold, as `fedsaddle new` proposes it: label, sites, positive value, what is no feature, what has a tail.
 
-Names count first, then values. What cannot be meant, such as a text among numbers, is refused with its row.
+Before that, what is between the columns, and whether numbers have decimal commas. Of columns, names count first, then
+values. What cannot be meant, such as a text among numbers, is refused with its row.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsaddle.errors import BadRow, short
-from fedsaddle.files import located
-from fedsaddle.frames import MOST_VALUES, text_columns
+from fedsaddle.errors import BadRow, FedsaddleError, first_line, short
+from fedsaddle.files import file_format, located, read_frame
+from fedsaddle.frames import MOST_VALUES, numeric_frame, text_columns
 from fedsaddle.ingest import text_of
 
 _LABELS = (
@@ -37,6 +39,52 @@ _FEW_VALUES = 20  # of a label, where its name says that it is one
 _FEW_STRAYS = 3  # values beside two others: with no more, in a tenth of the rarer's rows, two are meant
 _MOST_ASKED = 20  # columns that a question names
 _MOST_TOLD = 4  # other columns with two values
+
+
+def separator(file: Path) -> str:
+    """What stands between the columns of a .csv file: what gives its first line most columns."""
+    if file_format(file) != "csv":
+        return ","
+    import pandas
+
+    try:
+        lines = pandas.read_csv(file, sep="\0", header=None, nrows=1, dtype=str, quoting=csv.QUOTE_NONE)
+        first = str(lines.iloc[0, 0])
+    except Exception as error:  # pandas has its own zoo of exceptions
+        raise FedsaddleError(f"{file} cannot be read as csv: {first_line(error)}") from error
+    return max((",", ";", "\t", "|"), key=lambda sep: len(next(csv.reader([first], delimiter=sep))))
+
+
+def read(files: Sequence[Path], sep: str) -> tuple[str, list[Any], Any]:
+    """The decimal mark of the files' numbers, a table a file, and all rows together."""
+    import pandas
+
+    def tables(decimal: str) -> tuple[list[Any], Any]:
+        frames = [read_frame(file, sep, decimal) for file in files]
+        for own in frames:
+            own.columns = [str(c) for c in own.columns]
+        return frames, frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
+
+    frames, frame = tables(".")
+    commas = next((c for c in text_columns(frame) if _have_commas(frame[c], sep)), None)
+    if commas is None:
+        return ".", frames, frame
+    points = set(frame.columns) - set(text_columns(frame))
+    frames, frame = tables(",")
+    if lost := [c for c in text_columns(frame) if c in points]:
+        raise FedsaddleError(
+            f"{files[0].name}: column {commas!r} has decimal commas, {lost[0]!r} decimal points; write them alike"
+        )
+    return ",", frames, frame
+
+
+def _have_commas(values: Any, sep: str) -> bool:
+    """Whether most texts of a column are numbers such as 1,5; in a file with commas between columns 1,234 may be 1234."""
+    present = values.dropna().astype(str)
+    parts = present[present.str.fullmatch(r"-?\d+,\d+")]
+    if sep == "," and parts.str.fullmatch(r"-?[1-9]\d{0,2},\d{3}").all():
+        return False
+    return len(parts) > 0 and bool(present.str.fullmatch(r"-?\d+(,\d+)?").mean() > 0.5)
 
 
 def _words(name: str) -> list[str]:
@@ -209,6 +257,21 @@ def no_strays(files: Sequence[Path], frames: Sequence[Any], features: Any, sep: 
                         row,
                         "correct it or drop the row; if these are codes, take the column out",
                     )
+
+
+def tails(frame: Any) -> dict[str, str]:
+    """Columns of numbers with a long tail, and how long."""
+    import torch
+
+    from fedsaddle.scaling import long_tails
+
+    if frame.shape[1] == 0:
+        return {}
+    x = torch.from_numpy(numeric_frame(frame))
+    found = long_tails(torch.where(x.isnan(), x.nanmedian(0).values, x))
+    return {
+        frame.columns[i]: f"values up to {far:.0f} times its usual spread from the median" for i, far in found
+    }
 
 
 def _are_whole(values: Any) -> bool:

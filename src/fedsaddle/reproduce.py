@@ -47,8 +47,9 @@ from fedsaddle.finish import TOGETHER, finish
 from fedsaddle.folder import write_whole
 from fedsaddle.journal import Entry, Journal, over_seeds, short
 from fedsaddle.keys import Tree
+from fedsaddle.overrides import put, read
 from fedsaddle.progress import RunsBar
-from fedsaddle.sweep import grid_points
+from fedsaddle.sweep_plan import grid_points
 
 _WRITTEN_EVERY = 5.0  # seconds
 
@@ -122,7 +123,7 @@ def reproduce(
         raise FedsaddleError(f"experiment {name!r}: unknown; known are {', '.join(experiments()) or 'none'}")
     experiment = _load(folder)
     chosen = _variant(name, experiment, options)
-    base = config.read(folder / "base.toml")
+    base = read(folder / "base.toml")
     variant = "-".join(["", *(v for k, v in chosen.items() if k != "part")])
     out = out or Path("runs") / "reproduce" / f"{name}{variant}{'-quick' if quick else ''}"
     out.mkdir(parents=True, exist_ok=True)
@@ -319,7 +320,7 @@ def _changed(base: Tree, change: Mapping[str, Any], device: str | None = None) -
     """The config of changes of base.toml; on another device, which need not be here."""
     tree = copy.deepcopy(base)
     for key, value in change.items():
-        config.put(tree, key.split("."), value, f"{key} = {value!r}")
+        put(tree, key.split("."), value, f"{key} = {value!r}")
     made = config.resolve(tree, "base")
     if device is not None:
         made.tree["train"]["device"] = device

@@ -31,6 +31,16 @@ from fedsaddle.problems import (
 from fedsaddle.toml import quoted, to_key
 from fedsaddle.train import train
 
+SECTIONS = {  # in their order, each with an example unless it may be left out
+    "data": 'name = "breast_cancer"',
+    "partition": 'name = "dirichlet" and clients = 10',
+    "transform": "",
+    "model": 'name = "linear"',
+    "problem": 'name = "auc"',
+    "algorithm": 'name = "codasca"',
+    "participation": "",
+    "train": "rounds = 100",
+}
 GENERATED: dict[str, Callable[..., Federation]] = {
     "quadratic": quadratic_federation,
     "nonconvex_pl": nonconvex_pl_federation,

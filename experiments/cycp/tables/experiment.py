@@ -19,7 +19,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from fedsaddle.reproduce import Cell, Verdict
-from fedsaddle.sweep import grid_points
+from fedsaddle.sweep_plan import grid_points
 
 TITLE = "AUC under cyclic participation: seven methods, clients in 10 groups"
 ROWS, COLUMNS = "method", "setting"

@@ -17,12 +17,13 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedsaddle.config import Config, put, resolve
+from fedsaddle.config import Config, resolve
 from fedsaddle.deploy import drive
 from fedsaddle.deploy.node import answered
 from fedsaddle.deploy.post import Post
 from fedsaddle.deploy.worker import Worker
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.overrides import put
 from fedsaddle.sites import Site
 
 client, server = ClientApp(), ServerApp()

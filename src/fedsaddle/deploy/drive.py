@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedsaddle import __version__
 from fedsaddle.agreement import accepted, agree, outline, unpacked
-from fedsaddle.config import Config, dump, load, new_folder
+from fedsaddle.config import Config, dump, load
 from fedsaddle.deploy.home import Home
 from fedsaddle.deploy.link import flower_run, superlink
 from fedsaddle.deploy.post import Ask, Post
@@ -28,7 +28,7 @@ from fedsaddle.deploy.protocol import Reply, Request
 from fedsaddle.deploy.replies import check_size
 from fedsaddle.engines.flower import Deployment
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.folder import locked, write_whole
+from fedsaddle.folder import locked, new_folder, write_whole
 from fedsaddle.train import Run
 from fedsaddle.wire import pack, unpack
 

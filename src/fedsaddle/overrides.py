@@ -1,0 +1,114 @@
+"""A config file as it is read: what `--set` does to it, and where its paths lead. config.py checks what comes of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsaddle.errors import FedsaddleError, warn
+from fedsaddle.keys import Tree
+from fedsaddle.parse import from_toml, read_toml
+from fedsaddle.schema import NAMED, SECTIONS, keys
+
+_PATHS = (
+    ("data", "files"),
+    ("data", "file"),
+    ("data", "sites"),
+    ("data", "data_dir"),
+    ("transform", "folder"),
+    ("participation", "rounds"),
+)
+
+
+def read(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Tree:
+    """A file with overrides, its paths absolute, not checked yet."""
+    file = Path(path)
+    tree = read_toml(file)
+    anchor(tree, file.resolve().parent)
+    of_file = {k: dict(part) for k, part in tree.items() if isinstance(part, dict)}
+    changed = [_override(tree, assignment) for assignment in overrides]
+    for section, part in of_file.items():
+        _drop_strangers(section, part, tree[section], changed)
+    anchor(tree, Path.cwd())  # what is still relative came from an override
+    return tree
+
+
+def _override(tree: Tree, assignment: str) -> list[str]:
+    """Put one "a.b=value" into the tree; a value that is no TOML is text. Returns the path."""
+    path, equals, text = assignment.partition("=")
+    names = [name.strip() for name in path.split(".")]
+    whole = names[0] in ("name", "sweep", *SECTIONS)
+    if not equals or not all(names) or (len(names) == 1 and not whole):
+        raise FedsaddleError(f"--set {assignment}: must be section.key=value, such as algorithm.lr=0.05")
+    try:
+        parsed = from_toml(f"value = {text}")
+        value = parsed["value"] if len(parsed) == 1 else text.strip()
+    except ValueError:
+        value = text.strip()
+    put(tree, names, value, f"--set {assignment}")
+    return names
+
+
+def _drop_strangers(section: str, of_file: Tree, part: Any, changed: Sequence[Sequence[str]]) -> None:
+    """Where overrides give a section another name, leave out the file's keys that the new one has not, and say so."""
+    name = part.get("name") if isinstance(part, dict) else None
+    if [section, "name"] not in changed or [section] in changed or "name" not in of_file:
+        return
+    if name == of_file["name"] or not isinstance(name, str) or name not in NAMED.get(section, {}):
+        return
+    known = {"name", *keys(section, name)}
+    for key in [k for k in of_file if k not in known and [section, k] not in [c[:2] for c in changed]]:
+        del part[key]
+        warn(f"{section}.{key} of the file is left out: {name} has none")
+
+
+def put(tree: Tree, names: Sequence[str], value: Any, source: str) -> None:
+    """Set the value at a path, whose sections are made where they are missing.
+
+    Args:
+        names: the path; a number counts the tables of a list such as [[transform]].
+        source: who asks for it, for messages.
+    """
+    place: Any = tree
+    for depth, name in enumerate(names):
+        where = ".".join(names[:depth])
+        at: Any = name
+        if isinstance(place, dict):
+            place.setdefault(name, {})
+        elif not isinstance(place, list):
+            raise FedsaddleError(f"{source}: {where} is a value, not a section")
+        elif not name.isdecimal() or int(name) >= len(place):
+            raise FedsaddleError(f"{source}: {where} has {len(place)} entries, 0 is the first")
+        else:
+            at = int(name)
+        if depth == len(names) - 1:
+            place[at] = value
+        place = place[at]
+
+
+def anchor(tree: Tree, folder: Path) -> None:
+    """Make the paths of a tree absolute."""
+    with_paths(tree, lambda path: str(folder / Path(path).expanduser()))
+
+
+def with_paths(tree: Tree, change: Callable[[str], str]) -> None:
+    """Replace the paths of a tree, which need not be checked yet."""
+
+    def tables(section: str) -> list[Tree]:
+        found = tree.get(section)
+        return [part for part in (found if isinstance(found, list) else [found]) if isinstance(part, dict)]
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, list):
+            return [changed(v) for v in value]
+        return change(value) if isinstance(value, str) and value else value
+
+    for section, key in _PATHS:
+        for part in tables(section):
+            if key in part:
+                part[key] = changed(part[key])
+    for change_of_data in tables("transform"):
+        if isinstance(first := change_of_data.get("first"), dict):
+            with_paths(first, change)
