@@ -50,9 +50,10 @@ from fedsaddle.algorithms import (
     RSPairwise,
     ScaffPD,
 )
-from fedsaddle.clients import Clients, NobodyAnswered
+from fedsaddle.clients import Clients
 from fedsaddle.cohort import Batching
 from fedsaddle.engines.simulation import Simulation
+from fedsaddle.errors import NobodyAnswered
 from fedsaddle.federation import Federation
 from fedsaddle.participation import Cyclic, Draw, Full, Independent, Participation, Uniform
 from fedsaddle.problem import Problem

@@ -12,9 +12,10 @@ import torch
 
 import fedsaddle as fs
 from fedsaddle import aggregation
-from fedsaddle.clients import Each, Work
+from fedsaddle.clients import Work
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.messages import Each
 from fedsaddle.participation import Draw
 from fedsaddle.problem import tree_map
 

@@ -29,17 +29,18 @@ from fedsaddle import aggregation as rules
 from fedsaddle import scores
 from fedsaddle.algorithms.base import Algorithm
 from fedsaddle.checkpoint import Checkpoint, constants
-from fedsaddle.clients import BYTES_PER_NUMBER, Clients, NobodyAnswered, PhaseTraffic
+from fedsaddle.clients import Clients
 from fedsaddle.cohort import Batching
 from fedsaddle.engines import ENGINES, Engine
 from fedsaddle.engines.execution import PRECISIONS, repeatable
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.engines.torchrun import Torchrun
-from fedsaddle.errors import Diverged, FedsaddleError, first_line, warn
+from fedsaddle.errors import Diverged, FedsaddleError, NobodyAnswered, first_line, warn
 from fedsaddle.federation import Federation
 from fedsaddle.flat import FlatModel
 from fedsaddle.folder import TANGENT, Folder, Stopped, differing, write_whole
 from fedsaddle.measures import Of, names
+from fedsaddle.messages import BYTES_PER_NUMBER, PhaseTraffic
 from fedsaddle.metrics import Evaluation, Split, auc_interval
 from fedsaddle.participation import Full, Participation
 from fedsaddle.problem import ModelProblem, Problem, tree_map

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle.checkpoint import constants
-from fedsaddle.clients import Clients, ClientWorkError, Control, Each, NobodyAnswered, Once, Work
+from fedsaddle.clients import Clients, Work
 from fedsaddle.cohort import Batching
 from fedsaddle.deploy.measured import AUC_TARGET, cuts_of, pooled_auc, together
 from fedsaddle.deploy.post import Answers, Ask, Post
@@ -39,8 +39,9 @@ from fedsaddle.deploy.replies import check_finite, check_measured, check_size, o
 from fedsaddle.deploy.worker import Agreed, Missing
 from fedsaddle.engines import Engine
 from fedsaddle.engines.simulation import clamped
-from fedsaddle.errors import FedsaddleError, first_line
+from fedsaddle.errors import ClientWorkError, FedsaddleError, NobodyAnswered, first_line
 from fedsaddle.federation import Federation
+from fedsaddle.messages import Control, Each, Once, key_on_wire
 from fedsaddle.metrics import Evaluation, Split
 from fedsaddle.participation import Draw, Participation
 from fedsaddle.problem import Problem, tree_map
@@ -270,7 +271,7 @@ class Flower(Clients):
     def _held_by(self, i: int, name: str, message: Any) -> frozenset[str]:
         held = enumerate(self._held(name, message))
         return frozenset(
-            _key(once, name, k) for k, (versions, once) in held if versions[0, i] == once.version
+            key_on_wire(once, name, k) for k, (versions, once) in held if versions[0, i] == once.version
         )
 
     # ---- evaluation, at the sites ------------------------------------------------------------------------
@@ -345,14 +346,9 @@ class _Letter:
         """For sites that hold the parts of these keys."""
 
         def once(part: Once, k: int) -> tuple[str, bool]:
-            key = _key(part, self._work, k)
+            key = key_on_wire(part, self._work, k)
             return key, key not in held
 
         if held not in self._packed:
             self._packed[held] = pack(self._all, once)
         return self._packed[held]
-
-
-def _key(once: Once, work: str, place: int) -> str:
-    """By which key a site holds a value: that of the accounting."""
-    return once.name if once.name is not None else f"{work} {place}"

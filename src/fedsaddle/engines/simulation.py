@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from fedsaddle import sampling
-from fedsaddle.clients import Clients, ClientWorkError, Work, addressed, unwrapped
+from fedsaddle.clients import Clients, Work
 from fedsaddle.cohort import Batching, Cohort, Sides
 from fedsaddle.engines.execution import Execution
 from fedsaddle.engines.memory import ClientMemory
 from fedsaddle.engines.residence import Offloaded, Resident
-from fedsaddle.errors import FedsaddleError, first_line
+from fedsaddle.errors import ClientWorkError, FedsaddleError, first_line
 from fedsaddle.federation import Federation
+from fedsaddle.messages import addressed, unwrapped
 from fedsaddle.participation import Draw, Participation
 from fedsaddle.problem import Data, ModelProblem, Problem
 
