@@ -49,6 +49,7 @@ from fedsaddle.participation import Draw, Full, Participation, Uniform
 from fedsaddle.problem import Problem, tree_map
 
 if TYPE_CHECKING:
+    from fedsaddle.algorithms.base import Algorithm
     from fedsaddle.federation import Federation
     from fedsaddle.metrics import Evaluation, Split
 
@@ -63,28 +64,45 @@ class Gathered(NamedTuple):
     replies: Any  # every tensor [S, k]
 
 
+class Task(NamedTuple):
+    """What a run's clients are made for, by whatever engine."""
+
+    problem: Problem
+    federation: Federation  # the clients' data; of a deployment what the server knows of them
+    participation: Participation
+    batching: Batching = Batching()
+    seeds: Sequence[int] = (0,)  # one, or those of R replicas that are computed together
+    dtype: torch.dtype = torch.float32  # of all state
+    algorithm: Algorithm | None = None  # whose work it is; None: work that counts all clients equally
+    aggregation: Rule | None = None  # in place of the mean of replies
+
+
 class Clients(ABC):
     """All N clients of a run, as an algorithm sees them.
 
-    An engine says how a phase is run (`_run`) and where memory lives (`remember`, `forget`, `rollback`).
+    An engine writes how a phase is run (`_run`), and what becomes of the clients' memory (`remember`, `forget`, `rollback`).
+    Where it needs to, also what happens when a round starts (`begin`), what a checkpoint holds (`_remembered` and `_recall`,
+    or `accounts` and `restore`), who measures (`evaluate`), and how several processes agree (`alone`, `failed`).
     """
 
-    problem: Problem  # with its constants agreed on
-    batching: Batching  # how clients draw minibatches
-    device: torch.device
-    dtype: torch.dtype
     writes = True  # whether this process writes the run's files; one does, where several compute it
     remote = False  # whether the data are elsewhere
+    in_tensors = False  # whether client work has the problem's and the algorithm's numbers as tensors
 
-    def __init__(self, federation: Federation, participation: Participation, seeds: Sequence[int]) -> None:
+    def __init__(self, task: Task, device: torch.device) -> None:
+        federation = task.federation
         self.n_clients = federation.n_clients
         self.sizes = federation.sizes  # samples of each client [N]
         self.names = federation.names  # of the clients
         self.federation = federation  # their data, but for `remote` ones
         self.unscaled = "x" in federation.data and federation.scaling is None  # features as the user has them
-        self.seeds = tuple(seeds)  # one, or those of R replicas that are computed together
-        self.participation = participation
-        self.algorithm: Any = None  # whose work it is; the run says so
+        self.device, self.dtype = device, task.dtype
+        self.problem = task.problem.to(device, task.dtype)  # later with its constants agreed on
+        self.batching = _clamped(task.batching, task.problem, federation)  # how clients draw minibatches
+        self.seeds = tuple(task.seeds)
+        self.participation = task.participation
+        self.algorithm = task.algorithm
+        self.aggregation = task.aggregation
         self.traffic = Traffic()
         self.spent: dict[str, float] = {}  # where the seconds went, where an engine measures that
         self.failures = 0  # clients that were asked and did not answer, over the run
@@ -95,7 +113,6 @@ class Clients(ABC):
         self.round = -1  # -1: set-up
         self.rounds: int | None = None  # how many there will be, where that is known
         self.has_memory = False
-        self.aggregation: Rule | None = None  # in place of the mean of replies
         self.watched = False  # whether replies that are not finite end the run at once
         self._phase = self._draws = self._integers = self._pools = 0  # counted within a round
         self._cohort: Draw | None = None
@@ -429,3 +446,12 @@ class Clients(ABC):
     def _mark_held(self, name: str, message: Any, ids: np.ndarray) -> None:
         for held, once in self._held(name, message):
             np.put_along_axis(held, np.atleast_2d(ids), once.version, axis=1)
+
+
+def _clamped(batching: Batching, problem: Problem, federation: Federation) -> Batching:
+    """Minibatches no larger than the largest client: more slots would stay empty."""
+    # (slots of pairs are filled, and their number is that of the scores a client shares)
+    fills = problem.pairwise or batching.sampling != "without_replacement"
+    if batching.size is None or fills:
+        return batching
+    return batching._replace(size=min(batching.size, int(federation.sizes.max())))

@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from fedsaddle import aggregation as rules
 from fedsaddle import scores
 from fedsaddle.algorithms.base import Algorithm
 from fedsaddle.checkpoint import Checkpoint, constants
-from fedsaddle.clients import Clients
+from fedsaddle.clients import Clients, Task
 from fedsaddle.cohort import Batching
 from fedsaddle.engines import ENGINES, Engine
 from fedsaddle.engines.execution import PRECISIONS, repeatable
@@ -152,31 +152,22 @@ class Machine(NamedTuple):
     def name(self) -> str:
         return self.engine if isinstance(self.engine, str) else self.engine.name
 
-    def clients(self, problem: Problem, federation: Federation, participation: Participation, batching: Batching,
-                seed: int) -> Clients:  # fmt: skip
+    def clients(self, task: Task) -> Clients:
         """A run's clients, wherever they are."""
-        if isinstance(self.engine, Engine):
-            clients = self.engine.clients(problem, federation, participation, batching, [seed], self.dtype)
-            clients.aggregation = rules.named(self.aggregation)
-            return clients
-        return self.simulation(problem, federation, participation, batching, [seed])
+        return self.engine.clients(task) if isinstance(self.engine, Engine) else self.simulation(task)
 
-    def simulation(self, problem: Problem, federation: Federation, participation: Participation, batching: Batching,
-                   seeds: Sequence[int]) -> Simulation:  # fmt: skip
+    def simulation(self, task: Task) -> Simulation:
+        """Clients simulated on this machine, of one run or of replicas."""
         chunk = 1 if self.engine == "serial" else self.chunk
         kind = Torchrun if self.engine == "torchrun" else Simulation
-        rule = rules.named(self.aggregation)
-        if rule is not None and self.engine == "torchrun":
+        if task.aggregation is not None and self.engine == "torchrun":
             raise FedsaddleError(
                 f"train: aggregation {self.aggregation!r} needs all replies in one process; engine 'torchrun' adds them up "
                 "where they are: use 'stacked'"
             )
-        clients = kind(
-            problem, federation, participation, batching=batching, seeds=seeds, chunk=chunk, device=self.device,
-            dtype=self.dtype, compile=self.compile, precision=self.precision, offload=self.offload,
+        return kind(
+            task, chunk=chunk, device=self.device, compile=self.compile, precision=self.precision, offload=self.offload,
         )  # fmt: skip
-        clients.aggregation = rule
-        return clients
 
 
 class Found(NamedTuple):
@@ -257,8 +248,10 @@ class Run:
         self.algorithm, self.federation, self.rounds, self.seed = algorithm, federation, rounds, seed
         self.eval_every = eval_every or max(1, rounds // 50)
         self.machine = machine
-        self.clients = machine.clients(problem, federation, participation, batching, seed)
-        self.clients.algorithm = algorithm
+        rule = rules.named(machine.aggregation)
+        self.clients = machine.clients(
+            Task(problem, federation, participation, batching, (seed,), machine.dtype, algorithm, rule)
+        )
         shares = self.clients.shares()
         parts = {"train": federation, "valid": federation.valid, "test": federation.test}
         self._splits = {
