@@ -16,6 +16,7 @@ import time
 import torch
 
 import fedsaddle as fs
+from fedsaddle.clients import Task
 from fedsaddle.cohort import Batching
 from fedsaddle.engines.simulation import Simulation
 
@@ -40,10 +41,7 @@ class Turn:
         problem = fs.AUC(torch.nn.Linear(FEATURES, 1), p=0.15)
         self.algorithm = fs.CODASCA(lr=0.05, local_steps=20)
         self.clients = Simulation(
-            problem,
-            federation(),
-            fs.Uniform(20),
-            batching=Batching(32),
+            Task(problem, federation(), fs.Uniform(20), Batching(32)),
             chunk=1 if engine == "serial" else None,
             compile=engine == "compiled",
         )

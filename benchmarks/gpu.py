@@ -33,6 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fedsaddle as fs
 from fedsaddle import models
+from fedsaddle.clients import Task
 from fedsaddle.cohort import Batching
 from fedsaddle.engines.simulation import Simulation
 
@@ -91,9 +92,8 @@ class Stacked:
     def __init__(self, w: Workload, **execution: object) -> None:
         self.algorithm = fs.CODASCA(lr=LR, local_steps=w.steps)
         participation = fs.Full() if w.cohort == w.clients else fs.Uniform(w.cohort)
-        self.clients = Simulation(
-            fs.AUC(model(w), p=0.2), federation(w), participation, batching=Batching(w.batch), device="cuda", **execution,
-        )  # fmt: skip
+        task = Task(fs.AUC(model(w), p=0.2), federation(w), participation, Batching(w.batch))
+        self.clients = Simulation(task, device="cuda", **execution)
         z = self.clients.problem.init().to("cuda").unsqueeze(0)
         self.state = self.algorithm.init(z, self.clients.problem)
         self.clients.remember(self.algorithm.memory(z, self.clients.problem))

@@ -20,6 +20,7 @@ import time
 import torch
 
 import fedsaddle as fs
+from fedsaddle.clients import Task
 from fedsaddle.cohort import Batching
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.models import MLP
@@ -41,9 +42,8 @@ def measure(name: str, n: int, rounds: int, threads: int) -> dict[str, float]:
     x, y = torch.randn(n * SAMPLES, FEATURES), (torch.rand(n * SAMPLES) < 0.3).long()
     federation = fs.Federation({"x": x, "y": y}, torch.arange(n + 1) * SAMPLES, tuple(map(str, range(n))))
     with_data, started = peak_mib(), time.perf_counter()
-    clients = Simulation(
-        fs.AUC(MLP(FEATURES, (128, 56))), federation, fs.Uniform(COHORT), batching=Batching(4)
-    )
+    problem = fs.AUC(MLP(FEATURES, (128, 56)))
+    clients = Simulation(Task(problem, federation, fs.Uniform(COHORT), Batching(4)))
     clients.problem = problem = clients.problem.prepare(clients)
     algorithm, z = ALGORITHMS[name](), problem.init().unsqueeze(0)
     state = algorithm.init(z, problem)

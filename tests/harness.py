@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fedsaddle.aggregation import Rule
 from fedsaddle.algorithms import (
     CODA,
     CODASCA,
@@ -50,9 +51,10 @@ from fedsaddle.algorithms import (
     RSPairwise,
     ScaffPD,
 )
-from fedsaddle.clients import Clients, NobodyAnswered
+from fedsaddle.clients import Clients, Task
 from fedsaddle.cohort import Batching
 from fedsaddle.engines.simulation import Simulation
+from fedsaddle.errors import NobodyAnswered
 from fedsaddle.federation import Federation
 from fedsaddle.participation import Cyclic, Draw, Full, Independent, Participation, Uniform
 from fedsaddle.problem import Problem
@@ -303,11 +305,11 @@ def connect(
     chunk: int | None = STACKED,
     seed: int = SEED,
     dtype: torch.dtype = torch.float64,
+    aggregation: Rule | None = None,
 ) -> Simulation:
     """An engine with the problem's constants agreed on."""
-    clients = Simulation(
-        problem, fed, participation, batching=batching, seeds=[seed], chunk=chunk, dtype=dtype, device="cpu"
-    )
+    task = Task(problem, fed, participation, batching, (seed,), dtype, aggregation=aggregation)
+    clients = Simulation(task, chunk=chunk)
     clients.problem = clients.problem.prepare(clients)
     return clients
 

@@ -37,7 +37,8 @@ from fedsaddle.algorithms import (
     RSPairwise,
     ScaffPD,
 )
-from fedsaddle.clients import BYTES_PER_NUMBER, NobodyAnswered, Once, PhaseTraffic
+from fedsaddle.errors import NobodyAnswered
+from fedsaddle.messages import BYTES_PER_NUMBER, Once, PhaseTraffic
 from fedsaddle.participation import Full, Uniform
 from fedsaddle.problems import AUC, ERM, PairwiseAUC, PartialAUC, QuadraticSaddle, quadratic_federation
 from tests import harness

@@ -12,9 +12,10 @@ import torch
 
 import fedsaddle as fs
 from fedsaddle import aggregation
-from fedsaddle.clients import Each, Work
+from fedsaddle.clients import Task, Work
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.messages import Each
 from fedsaddle.participation import Draw
 from fedsaddle.problem import tree_map
 
@@ -78,8 +79,8 @@ def distance(algorithm: fs.Algorithm, rule: str, kind: type[Simulation]) -> floa
     """From the saddle, after 80 rounds of twenty clients that differ little."""
     federation = fs.quadratic_federation(clients=20, heterogeneity=0.05)
     problem = fs.QuadraticSaddle()
-    clients = kind(problem, federation, fs.Full(), batching=harness.FULL, dtype=torch.float64)
-    clients.aggregation = aggregation.named(rule)
+    named = aggregation.named(rule)
+    clients = kind(Task(problem, federation, fs.Full(), harness.FULL, dtype=torch.float64, aggregation=named))
     clients.problem = clients.problem.prepare(clients)
     z = clients.problem.init().double().unsqueeze(0)
     s = algorithm.init(z, clients.problem)
@@ -112,8 +113,8 @@ def test_two_of_twenty_clients_send_garbage(algorithm: fs.Algorithm, rule: str) 
 @pytest.mark.parametrize("chunk", [None, 3])
 def test_rows_of_single_clients_pass_by_in_order(chunk: int | None) -> None:
     federation = harness.binary()
-    clients = harness.connect(fs.AUC(torch.nn.Linear(harness.FEATURES, 1), p=0.5), federation, chunk=chunk)
-    clients.aggregation = aggregation.named("median")
+    problem = fs.AUC(torch.nn.Linear(harness.FEATURES, 1), p=0.5)
+    clients = harness.connect(problem, federation, chunk=chunk, aggregation=aggregation.named("median"))
     clients.begin(0)
 
     def work(cohort: Any, message: Any) -> tuple[Any, None]:

@@ -30,9 +30,8 @@ from fedsaddle.algorithms import (
     LocalSGDA,
     PublishedCODASCA,
 )
-from fedsaddle.clients import NobodyAnswered
 from fedsaddle.cohort import Batching, Cohort
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, NobodyAnswered
 from fedsaddle.flat import FlatModel
 from fedsaddle.models import CNN, MLP, ResNet18
 from fedsaddle.participation import Cyclic, Full, Independent, Trace, Uniform

@@ -11,6 +11,7 @@ from torch import nn
 
 import fedsaddle as fs
 from fedsaddle import cohort, compiling, convolution, flat
+from fedsaddle.clients import Task
 from fedsaddle.convolution import Windows, conv2d, group_norm, matrix_convolutions, max_pool
 from fedsaddle.engines import simulation
 from fedsaddle.engines.simulation import Simulation
@@ -128,7 +129,7 @@ def test_compiled_fields_over_all_samples(federation: fs.Federation, monkeypatch
     torch._dynamo.reset()  # versions of other tests are not counted
     monkeypatch.setattr(cohort, "_NUMBERS_AT_ONCE", 500)
     problem, batching = fs.AUC(nn.Linear(6, 1), p=0.5), cohort.Batching(5)
-    clients = Simulation(problem, federation, fs.Full(), batching=batching, dtype=torch.float64)
+    clients = Simulation(Task(problem, federation, fs.Full(), batching, dtype=torch.float64))
     work = clients.cohort(range(5), 0)
     z = torch.randn(5, problem.n_x + problem.n_y, dtype=torch.float64)
     plain = work.full_field(z)
@@ -202,7 +203,8 @@ def test_compiled_steps_see_that_a_global_of_the_users_changed(
 
 
 def test_steps_compiled_as_one_divide_a_scan_and_fit_a_cache(federation: fs.Federation, monkeypatch) -> None:
-    clients = Simulation(fs.AUC(nn.Linear(6, 1), p=0.5), federation, fs.Full(), batching=cohort.Batching(4))
+    problem = fs.AUC(nn.Linear(6, 1), p=0.5)
+    clients = Simulation(Task(problem, federation, fs.Full(), cohort.Batching(4)))
     work = clients.cohort(range(5), 0)
     steps = (20, 12, 9, 14, 49, 11, 1)
     assert [work._unrolled(n) for n in steps] == [5, 4, 3, 2, 7, 1, 1]
@@ -542,7 +544,7 @@ def test_nor_are_full_fields_of_replicas(federation: fs.Federation, traced) -> N
     problem, batching = fs.AUC(nn.Linear(6, 1), p=0.5), cohort.Batching(5)
     z = torch.randn(2, 5, problem.n_x + problem.n_y, dtype=torch.float64)
     for data in (federation, fewer):
-        clients = Simulation(problem, data, fs.Full(), batching=batching, dtype=torch.float64, seeds=[0, 1])
+        clients = Simulation(Task(problem, data, fs.Full(), batching, (0, 1), torch.float64))
         work = clients.cohort(np.tile(np.arange(5), (2, 1)), 0)
         plain, work.compile, work._longest = work.full_field(z), True, 30  # so pieces are as long
         np.testing.assert_allclose(work.full_field(z), plain, rtol=0, atol=1e-12)
@@ -620,7 +622,7 @@ def test_compiled_replicas(federation: fs.Federation, algorithm, hidden: int, tr
 
 def test_a_rehearsal_takes_two_steps_of_a_loop_that_nobody_looks_at(federation: fs.Federation) -> None:
     """Before a CUDA graph is recorded; where outputs are wanted their number must be right."""
-    clients = Simulation(fs.AUC(nn.Linear(6, 1), p=0.5), federation, fs.Full(), batching=cohort.Batching(5))
+    clients = Simulation(Task(fs.AUC(nn.Linear(6, 1), p=0.5), federation, fs.Full(), cohort.Batching(5)))
     work = clients.cohort(range(5), 0)
     rehearsal = work.at(work.inputs())
     rehearsal.rehearsing = True
@@ -637,7 +639,8 @@ def test_a_rehearsal_takes_two_steps_of_a_loop_that_nobody_looks_at(federation: 
 
 
 def test_a_loop_of_no_steps(federation: fs.Federation) -> None:
-    clients = Simulation(fs.AUC(nn.Linear(6, 1), p=0.5), federation, fs.Full(), batching=cohort.Batching(5))
+    problem = fs.AUC(nn.Linear(6, 1), p=0.5)
+    clients = Simulation(Task(problem, federation, fs.Full(), cohort.Batching(5)))
     assert not clients.cohort(range(5), 0).scan(lambda z, batch: z + 1, torch.zeros(1, 10), 0).any()
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fedsaddle import ambiguity, clients, cohort, participation, problem, projections, sampling
+from fedsaddle import ambiguity, clients, cohort, messages, participation, problem, projections, sampling
 from fedsaddle.algorithms import (
     CODASCA,
     SCAFFOLD,
@@ -162,7 +162,7 @@ MUTATIONS = [
     Mutation("small sides are not filled", sampling, "slot = slot % n", "slot = slot * (slot < n)", by("cycp_pairwise")),
     Mutation("the hinge has no corner", pairs, "return -2 * (self.margin - t).clamp(min=0)", "return -2 * (self.margin - t)", partial(test_pairwise.test_derivatives_are_those_of_the_value, pairs.SquaredHinge(0.8))),
     Mutation("the sigmoid forgets its scale", pairs, "return -psi * (1 - psi) / self.scale", "return -psi * (1 - psi)", by("cycp_pairwise")),
-    Mutation("scores count as 32 bits", clients, "math.ceil(k * tree.bits / 32)", "k", partial(test_accounting.test_section_7, "rs_pairwise-8_bits", None)),
+    Mutation("scores count as 32 bits", messages, "math.ceil(k * tree.bits / 32)", "k", partial(test_accounting.test_section_7, "rs_pairwise-8_bits", None)),
     # ---- cyclic participation
     Mutation("amplification from the new iterate", cycp, "s.anchor + self.amplification * (z - s.anchor), lr=0.0)\n        return AmplifiedState", "z + self.amplification * (z - s.anchor), lr=0.0)\n        return AmplifiedState", by("amplified_fedavg")),
     Mutation("the anchor stays", cycp, "return AmplifiedState(z, z, s.round + 1)", "return AmplifiedState(z, s.anchor, s.round + 1)", by("amplified_fedavg")),
@@ -228,11 +228,11 @@ MUTATIONS = [
     Mutation("CODA's dual ignores sample weights", coda, "dual_from(statistics, weights)", "dual_from(statistics)", by("coda-samples")),
     Mutation("CODA's weights do not follow the participants", coda, "size_weights[ids]", "size_weights[: len(ids)]", by("coda-samples")),
     Mutation("owners of a class weigh equally", auc, "weights * n / (s.n_pos", "weights * (n > 0) / (s.n_pos", by("coda-samples")),
-    Mutation("the share of weighted clients is M/N", clients, "if per is None:\n            return one, answered", "if True:\n            return one, answered", by("codasca-samples-some")),
+    Mutation("the share of weighted clients is M/N", clients, "if per is None:\n            return collected.result(), answered", "if True:\n            return collected.result(), answered", by("codasca-samples-some")),
     Mutation("weighted variates are the participants' alone", codasca, "share * mean.dc", "mean.dc", harness.corrected_by_samples(harness.Uniform(3))),
     Mutation("weights do not follow the participants", clients, "own = per[at] if per.ndim == 1", "own = per[: len(at)] if per.ndim == 1", by("fedavg-samples-some")),
     Mutation("a client drawn twice counts once", clients, "w = torch.as_tensor(counts, dtype=torch.float64)", "w = torch.ones(len(ids), dtype=torch.float64)", by("local_sgda-clients_twice")),
-    Mutation("the share counts silent clients", clients, "return one, answered / self.n_clients", "return one, 5 / self.n_clients", by("codasca-failures")),
+    Mutation("the share counts silent clients", clients, "return collected.result(), answered / self.n_clients", "return collected.result(), 5 / self.n_clients", by("codasca-failures")),
     # ---- local steps
     Mutation("the dual step size is ignored", fedavg, "self.lr if self.lr_dual is None else self.lr_dual", "self.lr", by("local_sgda")),
     Mutation("FedProx pulls to the origin", fedavg, "self.mu * (z - s.z)", "self.mu * z", by("fedprox")),
@@ -316,7 +316,7 @@ MUTATIONS = [
     Mutation("published: variate of the participants", codasca_published, "share * mean.dc", "mean.dc", by("published-some")),
     # ---- communication, memory, sampling
     Mutation("silent clients send replies", clients, "self.traffic.add(name, down, up, setup)", "self.traffic.add(name, down, up * len(who.ids) // max(answered, 1), setup)", test_accounting.test_failures_cost_the_way_down),
-    Mutation("messages to silent clients are free", clients, "down = (_numbers(message) * asked +", "down = (_numbers(message) * int(who.answered.sum()) +", test_accounting.test_failures_cost_the_way_down),
+    Mutation("messages to silent clients are free", clients, "down = numbers(message, asked)", "down = numbers(message, int(who.answered.sum()))", test_accounting.test_failures_cost_the_way_down),
     Mutation("set-up counts as training", clients, "setup, replicas = self.round < 0,", "setup, replicas = False,", partial(test_accounting.test_set_up_is_counted_apart, "pooled")),
     Mutation("the prox centre is sent every round", clients, "np.put_along_axis(held, np.atleast_2d(ids), once.version, axis=1)", "pass", partial(test_accounting.test_prox_centre_is_sent_once_a_stage_to_whom_it_reaches, 3)),
     Mutation("all clients hold what one was sent", clients, "np.put_along_axis(held, np.atleast_2d(ids), once.version, axis=1)", "held[:] = once.version", partial(test_accounting.test_prox_centre_is_sent_once_a_stage_to_whom_it_reaches, 3)),

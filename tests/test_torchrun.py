@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import fedsaddle as fs
+from fedsaddle.clients import Task
 from fedsaddle.cohort import Batching
 from fedsaddle.engines.ranks import first_to_fail
 from fedsaddle.engines.torchrun import Torchrun
@@ -357,8 +358,9 @@ def test_a_process_that_dies_ends_all(tmp_path: Path) -> None:
 def engine(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> Torchrun:
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("WORLD_SIZE", str(world))
-    problem, options = fs.ERM(nn.Linear(5, 1)), {"batching": Batching(4), "dtype": torch.float64}
-    clients = Torchrun(problem, federation(), fs.Full(), **options)
+    clients = Torchrun(
+        Task(fs.ERM(nn.Linear(5, 1)), federation(), fs.Full(), Batching(4), dtype=torch.float64)
+    )
     clients.remember(torch.zeros(1, 6, dtype=torch.float64))
     return clients
 
@@ -389,13 +391,14 @@ def test_data_and_memory_are_the_own_clients(monkeypatch: pytest.MonkeyPatch) ->
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FedsaddleError, match="in processes that torchrun starts: torchrun --nproc-per-node"):
         start("codasca, full", "torchrun").finish()
+    task = Task(fs.ERM(nn.Linear(5, 1)), federation(), fs.Full())
     with pytest.raises(FedsaddleError, match="computes one run at a time"):
-        Torchrun(fs.ERM(nn.Linear(5, 1)), federation(), fs.Full(), seeds=(0, 1))
+        Torchrun(task._replace(seeds=(0, 1)))
     with pytest.raises(FedsaddleError, match="device must be 'cuda', got 'cuda:1'"):
-        Torchrun(fs.ERM(nn.Linear(5, 1)), federation(), fs.Full(), device="cuda:1")
+        Torchrun(task, device="cuda:1")
     monkeypatch.setenv("LOCAL_RANK", str(torch.cuda.device_count()))
     with pytest.raises(FedsaddleError, match="needs a GPU for each process of a machine"):
-        Torchrun(fs.ERM(nn.Linear(5, 1)), federation(), fs.Full(), device="cuda")
+        Torchrun(task, device="cuda")
     assert first_to_fail()
 
 

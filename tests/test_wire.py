@@ -20,9 +20,10 @@ from torch import nn
 import fedsaddle as fs
 from fedsaddle.algorithms import codasca, stages
 from fedsaddle.checkpoint import Checkpoint
-from fedsaddle.clients import Control, Each, Once, Work, unwrapped
+from fedsaddle.clients import Work
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.messages import Control, Each, Once, unwrapped
 from fedsaddle.participation import Draw
 from fedsaddle.wire import Garbled, classes_of, pack, signature, unpack
 from tests import harness

@@ -6,6 +6,7 @@ import torch
 from workloads import POSITIVE, WORKLOADS, Workload, arguments, auc, measure, report
 
 import fedsaddle as fs
+from fedsaddle.clients import Task
 from fedsaddle.cohort import Batching
 from fedsaddle.engines.simulation import Simulation
 
@@ -23,13 +24,8 @@ class Rounds:
         self.model = workload.model()
         problem = fs.AUC(self.model, p=POSITIVE)
         self.algorithm = fs.CODASCA(lr=workload.lr, local_steps=workload.steps)
-        self.clients = Simulation(
-            problem,
-            federation,
-            fs.Uniform(workload.cohort),
-            batching=Batching(workload.batch),
-            compile=compile,
-        )
+        task = Task(problem, federation, fs.Uniform(workload.cohort), Batching(workload.batch))
+        self.clients = Simulation(task, compile=compile)
         z = self.clients.problem.init().unsqueeze(0)
         self.state = self.algorithm.init(z, self.clients.problem)
         self.clients.remember(self.algorithm.memory(z, self.clients.problem))

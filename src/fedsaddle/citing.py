@@ -25,7 +25,8 @@ from fedsaddle.errors import FedsaddleError, did_you_mean
 from fedsaddle.folder import read_result
 from fedsaddle.problem import Problem
 from fedsaddle.problems import PROBLEMS
-from fedsaddle.train import Run, describe
+from fedsaddle.summary import describe
+from fedsaddle.train import Run
 
 _GAO_2015 = Citation(
     "gao2015consistency",

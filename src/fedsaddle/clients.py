@@ -13,21 +13,16 @@ and is counted here, for every engine alike.
     forget()                all clients drop their memory (no traffic: a flag in the next message)
 
 Client work is a method `work(cohort, message) -> (reply, memory)` that reads nothing but its arguments and the frozen
-algorithm. It is the same in a simulator, a process or a hospital. Messages, replies and memory are tensors [1, k] on the
-server's side and [S, k] on the clients', alone or in (Named)tuples; None and plain Python values may stand beside them in a
-message and are not counted. What differs from client to client is marked: an `Each` in a message or a reply has one row a
-client, a `Once` in a message goes to a client that does not hold it yet; a `Control` is not counted. Replicas (runs that
-differ in seed or step sizes, computed together) put one more axis in front of all of them: [R, 1, k] and [R, S, k].
+algorithm. It is the same in a simulator, a process or a hospital. What messages, replies and memory consist of, and what of
+them is counted, is in `messages.py`; how replies become one in `aggregation.py`.
 
 A round is a transaction: when it fails, or nobody answers, `rollback` undoes what its phases wrote to the clients' memory.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -36,96 +31,30 @@ import torch
 from torch import Tensor
 
 from fedsaddle import sampling
-from fedsaddle.aggregation import Rule
+from fedsaddle.aggregation import ByRule, Mean, Rule
 from fedsaddle.cohort import Batching, Cohort
-from fedsaddle.errors import Diverged, FedsaddleError
+from fedsaddle.errors import Diverged, FedsaddleError, NobodyAnswered
+from fedsaddle.messages import (
+    Once,
+    PhaseTraffic,
+    Traffic,
+    check_reply,
+    check_rows,
+    key,
+    numbers,
+    onces,
+    opened,
+)
 from fedsaddle.participation import Draw, Full, Participation, Uniform
 from fedsaddle.problem import Problem, tree_map
 
 if TYPE_CHECKING:
+    from fedsaddle.algorithms.base import Algorithm
     from fedsaddle.federation import Federation
     from fedsaddle.metrics import Evaluation, Split
 
 T = TypeVar("T")
 Work = Callable[[Cohort, Any], tuple[Any, Any]]  # (cohort, message) -> (reply, what the clients remember)
-
-BYTES_PER_NUMBER = 4  # messages are counted as float32, whatever the simulation computes in
-
-
-class NobodyAnswered(FedsaddleError):
-    """No client answered a phase; the run leaves the state and the clients' memory of that round as they were."""
-
-
-class Once(NamedTuple):
-    """A part of a message that a client is sent only when it does not hold it yet, such as a stage's prox centre."""
-
-    value: Tensor
-    version: int  # what the client holds is outdated when this changes
-    name: str | None = None  # phases that send it by one name share what the client holds
-
-
-class Control(NamedTuple):
-    """A number in a message that is control information, such as the round's step size, and is not counted.
-
-    A plain Python value may change a few times in a run, since a recorded or compiled work is made for its value (with
-    `Cohort.number` only a recorded one); what changes every round goes in a tensor.
-    """
-
-    value: Any  # on the clients' side the tensor itself: [1, 1], or one a replica [R, 1, 1]
-
-    @staticmethod
-    def of(value: float | Tensor, like: Tensor) -> Control:
-        return Control(value.to(like) if isinstance(value, Tensor) else like.new_full((1, 1), value))
-
-
-class Each(NamedTuple):
-    """A part of a message or of a reply with one row a client, such as samples from a pool that the server holds.
-
-    In a message the rows [M, k] are the participants', in their order. In a reply it is what `mean` does not average: the
-    server gets the rows [S, k] of those who answered, in order.
-    """
-
-    value: Any
-    bits: float = 32  # of a number on the wire, on average
-
-
-class PhaseTraffic(NamedTuple):
-    """What one kind of phase has cost so far, over all clients."""
-
-    phases: int = 0
-    down: Any = 0  # numbers sent to clients (one a replica, where replicas differ)
-    up: int = 0  # numbers sent by clients
-
-    def plus(self, down: Any, up: int) -> PhaseTraffic:
-        return PhaseTraffic(self.phases + 1, self.down + down, self.up + up)
-
-
-@dataclass
-class Traffic:
-    """Communication counted by phase and direction."""
-
-    by_phase: dict[str, PhaseTraffic] = field(default_factory=dict)
-    setup: PhaseTraffic = PhaseTraffic()  # before the first round, reported apart
-
-    def add(self, phase: str, down: Any, up: int, setup: bool) -> None:
-        if setup:
-            self.setup = self.setup.plus(down, up)
-        else:
-            self.by_phase[phase] = self.by_phase.get(phase, PhaseTraffic()).plus(down, up)
-
-    def of(self, replica: int) -> Traffic:
-        """The traffic of one replica."""
-        down = {
-            k: t.down[replica] if isinstance(t.down, np.ndarray) else t.down for k, t in self.by_phase.items()
-        }
-        return Traffic({k: t._replace(down=int(down[k])) for k, t in self.by_phase.items()}, self.setup)
-
-    @property
-    def total(self) -> PhaseTraffic:
-        parts = self.by_phase.values()
-        return PhaseTraffic(
-            sum(t.phases for t in parts), sum(t.down for t in parts), sum(t.up for t in parts)
-        )
 
 
 class Gathered(NamedTuple):
@@ -135,28 +64,45 @@ class Gathered(NamedTuple):
     replies: Any  # every tensor [S, k]
 
 
+class Task(NamedTuple):
+    """What a run's clients are made for, by whatever engine."""
+
+    problem: Problem
+    federation: Federation  # the clients' data; of a deployment what the server knows of them
+    participation: Participation
+    batching: Batching = Batching()
+    seeds: Sequence[int] = (0,)  # one, or those of R replicas that are computed together
+    dtype: torch.dtype = torch.float32  # of all state
+    algorithm: Algorithm | None = None  # whose work it is; None: work that counts all clients equally
+    aggregation: Rule | None = None  # in place of the mean of replies
+
+
 class Clients(ABC):
     """All N clients of a run, as an algorithm sees them.
 
-    An engine says how a phase is run (`_run`) and where memory lives (`remember`, `forget`, `rollback`).
+    An engine writes how a phase is run (`_run`), and what becomes of the clients' memory (`remember`, `forget`, `rollback`).
+    Where it needs to, also what happens when a round starts (`begin`), what a checkpoint holds (`_remembered` and `_recall`,
+    or `accounts` and `restore`), who measures (`evaluate`), and how several processes agree (`alone`, `failed`).
     """
 
-    problem: Problem  # with its constants agreed on
-    batching: Batching  # how clients draw minibatches
-    device: torch.device
-    dtype: torch.dtype
     writes = True  # whether this process writes the run's files; one does, where several compute it
     remote = False  # whether the data are elsewhere
+    in_tensors = False  # whether client work has the problem's and the algorithm's numbers as tensors
 
-    def __init__(self, federation: Federation, participation: Participation, seeds: Sequence[int]) -> None:
+    def __init__(self, task: Task, device: torch.device) -> None:
+        federation = task.federation
         self.n_clients = federation.n_clients
         self.sizes = federation.sizes  # samples of each client [N]
         self.names = federation.names  # of the clients
         self.federation = federation  # their data, but for `remote` ones
         self.unscaled = "x" in federation.data and federation.scaling is None  # features as the user has them
-        self.seeds = tuple(seeds)  # one, or those of R replicas that are computed together
-        self.participation = participation
-        self.algorithm: Any = None  # whose work it is; the run says so
+        self.device, self.dtype = device, task.dtype
+        self.problem = task.problem.to(device, task.dtype)  # later with its constants agreed on
+        self.batching = _clamped(task.batching, task.problem, federation)  # how clients draw minibatches
+        self.seeds = tuple(task.seeds)
+        self.participation = task.participation
+        self.algorithm = task.algorithm
+        self.aggregation = task.aggregation
         self.traffic = Traffic()
         self.spent: dict[str, float] = {}  # where the seconds went, where an engine measures that
         self.failures = 0  # clients that were asked and did not answer, over the run
@@ -167,7 +113,6 @@ class Clients(ABC):
         self.round = -1  # -1: set-up
         self.rounds: int | None = None  # how many there will be, where that is known
         self.has_memory = False
-        self.aggregation: Rule | None = None  # in place of the mean of replies
         self.watched = False  # whether replies that are not finite end the run at once
         self._phase = self._draws = self._integers = self._pools = 0  # counted within a round
         self._cohort: Draw | None = None
@@ -199,29 +144,25 @@ class Clients(ABC):
             raise FedsaddleError(
                 f"mean: weights must be 'clients', 'samples' or a tensor [N], got {weights!r}"
             )
-        sums: Any = None
-        total, present, answered = torch.zeros(()), torch.zeros(()), 0
-        kept: list[tuple[Tensor, Tensor, Any]] = []
+        rule = self.aggregation if self.round >= 0 else None
+        collected: Mean | ByRule = Mean() if rule is None else ByRule(rule)
+        present, answered = torch.zeros(()), 0
         for ids, counts, replies in self._exchange(work, message, who):
+            at = torch.as_tensor(ids)
             w = torch.as_tensor(counts, dtype=torch.float64)  # [..., S]
             if per is not None:
-                at = torch.as_tensor(ids)
                 own = per[at] if per.ndim == 1 or at.ndim == 1 else per.gather(-1, at)
                 w, present = w * own, present + own.sum(-1)[..., None, None]
-            if self.aggregation is not None and self.round >= 0:
-                kept.append((torch.as_tensor(ids), w, replies))
-            else:
-                part = _weighted(replies, w, torch.as_tensor(ids))
-                sums = part if sums is None else _added(sums, part)
-            total = total + w.sum(-1)[..., None, None]
+            collected.add(at, w, replies)
             answered += ids.shape[-1]
-        if (total <= 0).any():  # weights that are not finite are a divergence, which the run notices
+        if (
+            collected.total <= 0
+        ).any():  # weights that are not finite are a divergence, which the run notices
             raise FedsaddleError(f"mean: the weights of the {answered} participants must sum to more than 0")
-        one = _by_rule(self.aggregation, kept) if kept and self.aggregation else _divided(sums, total)
         if per is None:
-            return one, answered / self.n_clients
+            return collected.result(), answered / self.n_clients
         share = present / per.sum(-1)[..., None, None]
-        return one, share.item() if share.numel() == 1 else share.to(self.device, self.dtype)
+        return collected.result(), share.item() if share.numel() == 1 else share.to(self.device, self.dtype)
 
     @cached_property
     def size_weights(self) -> Tensor:
@@ -254,7 +195,7 @@ class Clients(ABC):
         ids = torch.as_tensor(np.concatenate([ids for ids, _, _ in parts], axis=-1))
         return Gathered(
             ids,
-            tree_map(lambda *rows: torch.cat(rows, dim=-2), *(_opened(replies) for _, _, replies in parts)),
+            tree_map(lambda *rows: torch.cat(rows, dim=-2), *(opened(replies) for _, _, replies in parts)),
         )
 
     def sample(self, m: int | None = None, p: np.ndarray | None = None) -> Draw:
@@ -448,17 +389,17 @@ class Clients(ABC):
         if not setup:
             self._asked.append(who.ids)
         asked = who.ids.shape[-1]
-        _check_rows(work, message, asked)
-        down = (_numbers(message) * asked + _numbers_of_each(message)) // replicas
+        check_rows(work.__qualname__, message, asked)
+        down = numbers(message, asked) // replicas
         down = down + self._count_once(name, message, who.ids)
         up = answered = 0
         try:
             for at, replies in self._run(work, message, who, phase):
                 ids = who.ids[..., at]
-                _check_reply(work, replies, ids.shape)
+                check_reply(work.__qualname__, replies, ids.shape)
                 if self.watched:
                     self._check_finite(work, replies, ids)
-                up += (_numbers(replies) + _numbers_of_each(replies)) // replicas
+                up += numbers(replies) // replicas
                 answered += len(at)
                 self._mark_held(name, message, ids)
                 yield ids, who.counts[..., at], replies
@@ -488,10 +429,9 @@ class Clients(ABC):
         """Run the work on these clients; yield, in one or several parts, who answered (their places in who.ids) and what."""
 
     def _held(self, name: str, message: Any) -> Iterator[tuple[np.ndarray, Once]]:
-        for i, part in enumerate(_onces(message)):
+        for place, part in enumerate(onces(message)):
             blank = np.full((len(self.seeds), self.n_clients), -1)
-            key = (part.name, 0) if part.name is not None else (name, i)
-            yield self._holds.setdefault(key, blank), part
+            yield self._holds.setdefault(key(part, name, place), blank), part
 
     def _count_once(self, name: str, message: Any, ids: np.ndarray) -> Any:
         """Numbers that must be sent since some clients do not hold them: an int, or one a replica [R]."""
@@ -508,139 +448,10 @@ class Clients(ABC):
             np.put_along_axis(held, np.atleast_2d(ids), once.version, axis=1)
 
 
-class _Rows(NamedTuple):
-    """Rows of the clients that have answered so far, whose numbers are `ids`."""
-
-    ids: Tensor  # [..., S]
-    rows: Tensor  # [..., S, k]
-
-
-def _weighted(replies: Any, w: Tensor, ids: Tensor) -> Any:
-    """The replies of some clients summed by their weights, but for what is marked Each."""
-
-    def part(r: Each | Tensor) -> _Rows | Tensor:
-        return _Rows(ids, r.value) if isinstance(r, Each) else _weighted_sum(w, r)
-
-    return tree_map(part, replies, of=(Each, Tensor))
-
-
-def _added(sums: Any, part: Any) -> Any:
-    def add(a: Any, b: Any) -> Any:
-        if isinstance(a, _Rows):
-            return _Rows(torch.cat([a.ids, b.ids], -1), torch.cat([a.rows, b.rows], -2))
-        return a + b
-
-    return tree_map(add, sums, part, of=(_Rows, Tensor))
-
-
-def _divided(sums: Any, total: Tensor) -> Any:
-    def divide(s: Any) -> Tensor:
-        if isinstance(s, _Rows):  # parts may have come in any order
-            order = s.ids.argsort(-1).to(s.rows.device)
-            return s.rows.gather(-2, order.unsqueeze(-1).expand_as(s.rows))
-        mean: Tensor = s / total.to(s)
-        return mean
-
-    return tree_map(divide, sums, of=(_Rows, Tensor))
-
-
-def _by_rule(rule: Rule, parts: Sequence[tuple[Tensor, Tensor, Any]]) -> Any:
-    """All replies turned into one by a rule, but for what is marked Each, in the order of the clients."""
-    ids, w = (torch.cat([part[i] for part in parts], dim=-1) for i in (0, 1))
-    order = ids.argsort(-1)
-    w = w.expand(ids.shape).gather(-1, order)
-
-    def together(*rows: Any) -> Tensor:
-        marked = isinstance(rows[0], Each)
-        all_rows = torch.cat([row.value if marked else row for row in rows], dim=-2)
-        at = order.to(all_rows.device).unsqueeze(-1)
-        all_rows = all_rows.gather(-2, at.expand_as(all_rows))
-        return all_rows if marked else rule(all_rows, w.to(all_rows))
-
-    return tree_map(together, *(replies for _, _, replies in parts), of=(Each, Tensor))
-
-
-def _weighted_sum(w: Tensor, r: Tensor) -> Tensor:
-    """Sum of w_i r_i over clients: [..., S], [..., S, k] -> [..., 1, k]."""
-    if r.stride(-2) == 0:  # the same row for every client, which a matrix product would copy S times
-        return w.sum(-1)[..., None, None].to(r) * r[..., :1, :]
-    return w.to(r).unsqueeze(-2) @ r
-
-
-class ClientWorkError(FedsaddleError):
-    """Client work failed, for instance in the user's own loss; says in which round, phase and client."""
-
-
-def unwrapped(message: Any) -> Any:
-    """The message as a client reads it, but for what differs: every Once and Control replaced by its value."""
-    return tree_map(lambda part: part.value, message, of=(Once, Control))
-
-
-def addressed(message: Any, at: np.ndarray) -> Any:
-    """The message to the participants at these places: of every Each their rows."""
-
-    def rows(each: Each) -> Tensor:
-        value: Tensor = each.value[..., torch.as_tensor(at, device=each.value.device), :]
-        return value
-
-    return tree_map(rows, message, of=(Each,))
-
-
-def _opened(replies: Any) -> Any:
-    """Replies with every Each replaced by its rows."""
-    return tree_map(lambda each: each.value, replies, of=(Each,))
-
-
-def _check_rows(work: Work, message: Any, asked: int) -> None:
-    def check(each: Each) -> None:
-        rows = each.value.shape[-2]
-        if rows != asked:
-            raise FedsaddleError(
-                f"{work.__qualname__}: an Each in a message must have a row for each of the {asked} participants, got {rows}"
-            )
-
-    tree_map(check, message, of=(Each,))
-
-
-def _onces(message: Any) -> Iterator[Once]:
-    if isinstance(message, Once):
-        yield message
-    elif isinstance(message, tuple):
-        for part in message:
-            yield from _onces(part)
-
-
-def _numbers(tree: Any) -> int:
-    """How many numbers a message to all consists of; Python values are control information and free."""
-    if isinstance(tree, Once | Control | Each):
-        return 0
-    if isinstance(tree, Tensor):
-        return tree.numel()
-    return sum(_numbers(part) for part in tree) if isinstance(tree, tuple) else 0
-
-
-def _numbers_of_each(tree: Any) -> int:
-    """How many 32-bit numbers the rows of all clients are together, each row rounded up."""
-    if isinstance(tree, Each):
-        k: int = tree.value.shape[-1]
-        rows: int = tree.value.numel() // k
-        return rows * math.ceil(k * tree.bits / 32)
-    return sum(_numbers_of_each(part) for part in tree) if isinstance(tree, tuple) else 0
-
-
-def _check_reply(work: Work, reply: Any, clients: tuple[int, ...]) -> None:
-    """A reply is tensors [S, k] of floating point, None, or tuples of these: anything else would be lost in a mean."""
-    if isinstance(reply, Each):
-        _check_reply(work, reply.value, clients)
-    elif isinstance(reply, tuple):
-        for part in reply:
-            _check_reply(work, part, clients)
-    elif not (
-        reply is None
-        or (isinstance(reply, Tensor) and reply.is_floating_point() and reply.shape[:-1] == clients)
-    ):
-        got = f"{reply.dtype} {list(reply.shape)}" if isinstance(reply, Tensor) else type(reply).__name__
-        wanted = ", ".join(str(n) for n in clients)
-        raise ClientWorkError(
-            f"{work.__qualname__}: a reply must consist of floating-point tensors [{wanted}, k] (or None), got {got}"
-        )
+def _clamped(batching: Batching, problem: Problem, federation: Federation) -> Batching:
+    """Minibatches no larger than the largest client: more slots would stay empty."""
+    # (slots of pairs are filled, and their number is that of the scores a client shares)
+    fills = problem.pairwise or batching.sampling != "without_replacement"
+    if batching.size is None or fills:
+        return batching
+    return batching._replace(size=min(batching.size, int(federation.sizes.max())))

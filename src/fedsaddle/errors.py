@@ -21,6 +21,20 @@ class Diverged(FedsaddleError):
     """The iterate of a run is no longer finite."""
 
 
+class ClientWorkError(FedsaddleError):
+    """Client work failed, for instance in the user's own loss; says in which round, phase and client."""
+
+
+class NobodyAnswered(FedsaddleError):
+    """No client answered a phase; the run leaves the state and the clients' memory of that round as they were."""
+
+
+def require(name: str, ok: bool, rule: str, value: Any) -> None:
+    """Refuse an argument of `train` that breaks a rule."""
+    if not ok:
+        raise FedsaddleError(f"train: {name} must be {rule}, got {value}")
+
+
 def optional_import(module: str, purpose: str, extra: str = "", package: str = "") -> Any:
     """Import a module where it is needed, with a remedy when it is missing.
 

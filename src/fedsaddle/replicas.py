@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsaddle.algorithms.base import Algorithm
+from fedsaddle.clients import Task
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.participation import Cyclic, Full, Participation, Uniform
 from fedsaddle.problem import forget_made, tree_map
@@ -157,17 +158,15 @@ def run_together(runs: Sequence[Run], tick: Tick = lambda n: None) -> None:
     z = torch.stack([run.problem.init() for run in runs]).to(first.machine.device, first.machine.dtype)
     z = z.unsqueeze(1)  # [R, 1, d]
     problem = stack([problem, *(run.problem for run in runs[1:])], problem.real, z)
-    clients = first.machine.simulation(
-        problem,
-        first.federation,
-        first.clients.participation,
-        first.clients.batching,
-        [run.seed for run in runs],
-    )
     names = [f.name for f in fields(first.algorithm)]
     # what is compiled for tuning then serves what was chosen
-    always = _in_formulas(first.algorithm) if clients.in_tensors else ()
+    always = _in_formulas(first.algorithm) if first.clients.in_tensors else ()
     algorithm = stack([run.algorithm for run in runs], names, z, always)
+    one, seeds = first.clients, [run.seed for run in runs]
+    task = Task(
+        problem, one.federation, one.participation, one.batching, seeds, one.dtype, algorithm, one.aggregation
+    )
+    clients = first.machine.simulation(task)
     state = algorithm.init(z, problem)
     clients.remember(algorithm.memory(z, problem))
     clients.traffic.setup, clients.rounds = first.clients.traffic.setup, first.rounds

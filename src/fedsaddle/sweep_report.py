@@ -27,8 +27,8 @@ from fedsaddle.journal import mean_and_std
 from fedsaddle.measures import RESIDUALS, label
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.report import sources
+from fedsaddle.summary import versions
 from fedsaddle.toml import in_line, quoted, to_value
-from fedsaddle.train import versions
 
 if TYPE_CHECKING:
     from fedsaddle.sweep import Result, Row

@@ -11,14 +11,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import signal
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -29,23 +28,22 @@ from fedsaddle import aggregation as rules
 from fedsaddle import scores
 from fedsaddle.algorithms.base import Algorithm
 from fedsaddle.checkpoint import Checkpoint, constants
-from fedsaddle.clients import BYTES_PER_NUMBER, Clients, NobodyAnswered, PhaseTraffic
+from fedsaddle.clients import Clients, Task
 from fedsaddle.cohort import Batching
-from fedsaddle.engines import ENGINES, Engine
-from fedsaddle.engines.execution import PRECISIONS, repeatable
-from fedsaddle.engines.simulation import Simulation
-from fedsaddle.engines.torchrun import Torchrun
-from fedsaddle.errors import Diverged, FedsaddleError, first_line, warn
+from fedsaddle.engines import Engine
+from fedsaddle.engines.execution import repeatable
+from fedsaddle.engines.machine import Machine, dtype_named
+from fedsaddle.errors import Diverged, FedsaddleError, NobodyAnswered, first_line, require, warn
 from fedsaddle.federation import Federation
-from fedsaddle.flat import FlatModel
 from fedsaddle.folder import TANGENT, Folder, Stopped, differing, write_whole
-from fedsaddle.measures import Of, names
+from fedsaddle.messages import BYTES_PER_NUMBER
 from fedsaddle.metrics import Evaluation, Split, auc_interval
 from fedsaddle.participation import Full, Participation
 from fedsaddle.problem import ModelProblem, Problem, tree_map
 from fedsaddle.progress import RoundsBar
 from fedsaddle.remarks import grown
 from fedsaddle.sampling import SAMPLINGS
+from fedsaddle.summary import LISTS, MAX_LISTED, result, run_config, versions
 from fedsaddle.toml import quoted
 from fedsaddle.trackers import Track, Tracking, named
 from fedsaddle.wire import tensors_of
@@ -57,10 +55,7 @@ if TYPE_CHECKING:
     from fedsaddle.export import RawModel
 
 Record = dict[str, Any]
-_MAX_LISTED = 1000  # clients named or weighed in a record
 _MAX_DUAL = 100  # dual variables in a record
-_LATE = 10  # evaluations at the end, which say whether a run has settled
-_LISTS = names(Of.parts)  # what a record says of single clients and variables
 
 
 def train(
@@ -130,52 +125,9 @@ def train(
     """
     return Run(
         problem, algorithm, federation, rounds, participation or Full(), Batching(batch_size, sampling), seed, eval_every,
-        Machine(engine, torch.device(device), _dtype(dtype), precision, compile, chunk, offload, aggregation),
+        Machine(engine, torch.device(device), dtype_named(dtype), precision, compile, chunk, offload, aggregation),
         Path(out) if out is not None else None, progress, checkpoint_every, guard, resume, allow, track,
     )  # fmt: skip
-
-
-class Machine(NamedTuple):
-    """Where and how a run is computed; none of it changes minibatches."""
-
-    engine: str | Engine
-    device: torch.device
-    dtype: torch.dtype
-    precision: str
-    compile: bool
-    chunk: int | None
-    offload: bool
-    aggregation: str = "mean"
-
-    @property
-    def name(self) -> str:
-        return self.engine if isinstance(self.engine, str) else self.engine.name
-
-    def clients(self, problem: Problem, federation: Federation, participation: Participation, batching: Batching,
-                seed: int) -> Clients:  # fmt: skip
-        """A run's clients, wherever they are."""
-        if isinstance(self.engine, Engine):
-            clients = self.engine.clients(problem, federation, participation, batching, [seed], self.dtype)
-            clients.aggregation = rules.named(self.aggregation)
-            return clients
-        return self.simulation(problem, federation, participation, batching, [seed])
-
-    def simulation(self, problem: Problem, federation: Federation, participation: Participation, batching: Batching,
-                   seeds: Sequence[int]) -> Simulation:  # fmt: skip
-        chunk = 1 if self.engine == "serial" else self.chunk
-        kind = Torchrun if self.engine == "torchrun" else Simulation
-        rule = rules.named(self.aggregation)
-        if rule is not None and self.engine == "torchrun":
-            raise FedsaddleError(
-                f"train: aggregation {self.aggregation!r} needs all replies in one process; engine 'torchrun' adds them up "
-                "where they are: use 'stacked'"
-            )
-        clients = kind(
-            problem, federation, participation, batching=batching, seeds=seeds, chunk=chunk, device=self.device,
-            dtype=self.dtype, compile=self.compile, precision=self.precision, offload=self.offload,
-        )  # fmt: skip
-        clients.aggregation = rule
-        return clients
 
 
 class Found(NamedTuple):
@@ -214,28 +166,21 @@ class Run:
             ("participation", participation, Participation),
         )
         for name, value, kind in kinds:
-            _require(name, isinstance(value, kind), _KINDS[name], type(value).__name__)
+            require(name, isinstance(value, kind), _KINDS[name], type(value).__name__)
         whole = hasattr(rounds, "__index__")
         shown = (
             quoted(int(rounds)) if whole else repr(rounds)
         )  # Python writes no number of thousands of digits
-        _require("rounds", whole and rounds >= 1, "a whole number >= 1", shown)
-        _require(
+        require("rounds", whole and rounds >= 1, "a whole number >= 1", shown)
+        require(
             "batch_size", batching.size is None or batching.size >= 1, ">= 1 (or None for all)", batching.size
         )
-        _require(
+        require(
             "sampling", batching.sampling in SAMPLINGS, f"one of {', '.join(SAMPLINGS)}", batching.sampling
         )
-        known = isinstance(machine.engine, Engine) or machine.engine in ENGINES
-        _require("engine", known, f"one of {', '.join(ENGINES)}", machine.engine)
-        _require(
-            "precision", machine.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}", machine.precision
-        )
-        _require(
-            "chunk", machine.chunk is None or machine.chunk >= 1, ">= 1 (or None for all)", machine.chunk
-        )
-        _require("eval_every", eval_every is None or eval_every >= 1, ">= 1", eval_every)
-        _require("seed", seed >= 0, ">= 0", seed)
+        machine.check()
+        require("eval_every", eval_every is None or eval_every >= 1, ">= 1", eval_every)
+        require("seed", seed >= 0, ">= 0", seed)
         if not federation.n_clients:
             raise FedsaddleError("train: the federation has no clients; give it one at least")
         if not federation.sizes.all():
@@ -256,8 +201,10 @@ class Run:
         self.algorithm, self.federation, self.rounds, self.seed = algorithm, federation, rounds, seed
         self.eval_every = eval_every or max(1, rounds // 50)
         self.machine = machine
-        self.clients = machine.clients(problem, federation, participation, batching, seed)
-        self.clients.algorithm = algorithm
+        rule = rules.named(machine.aggregation)
+        self.clients = machine.clients(
+            Task(problem, federation, participation, batching, (seed,), machine.dtype, algorithm, rule)
+        )
         shares = self.clients.shares()
         parts = {"train": federation, "valid": federation.valid, "test": federation.test}
         self._splits = {
@@ -265,50 +212,28 @@ class Run:
             for k, v in parts.items()
             if v is not None and self.clients.writes and not self.clients.remote
         }
-        self.config: Record = {
-            "problem": describe(problem),
-            "algorithm": describe(algorithm),
-            "participation": describe(participation),
-            "train": {
-                "rounds": rounds,
-                "batch_size": batching.size,
-                "sampling": batching.sampling,
-                "engine": machine.name,
-                "seed": seed,
-                "eval_every": self.eval_every,
-                "device": str(machine.device),
-                "dtype": str(machine.dtype).removeprefix("torch."),
-                "precision": machine.precision,
-                "compile": machine.compile,
-                "chunk": machine.chunk,
-                "offload": machine.offload,
-                "aggregation": machine.aggregation,
-            },
-            "federation": {
-                "clients": federation.n_clients,
-                "samples": federation.n_samples,
-                "fingerprint": federation.fingerprint(),
-            },
-        }
+        self.config = run_config(
+            problem, algorithm, participation, federation, rounds, batching, machine, seed, self.eval_every
+        )
         self._records: list[Record] = []
         self.state: Any = None
         self._by_client: dict[str, list[float]] = {}  # last evaluation, client by client; NaN where undefined
         if not self.clients.writes:
             out, progress = None, False
         self.out, self._progress = out, progress
-        _require(
+        require(
             "checkpoint_every",
             checkpoint_every is None or checkpoint_every >= 0,
             ">= 0 or None",
             checkpoint_every,
         )
-        _require("guard", guard >= 0, ">= 0", guard)
+        require("guard", guard >= 0, ">= 0", guard)
         self._resume, self._allow, self._guard = resume, allow, guard
         self._halved = 0  # how often a guard has halved the step sizes
         if self.clients.remote:
-            _require("guard", guard == 0, "0 in a deployment, whose sites keep their step sizes", guard)
+            require("guard", guard == 0, "0 in a deployment, whose sites keep their step sizes", guard)
             every = checkpoint_every in (None, 1)
-            _require(
+            require(
                 "checkpoint_every", every, "1 in a deployment, whose sites keep two rounds", checkpoint_every
             )
         every_round = (
@@ -639,7 +564,7 @@ class Run:
         if r > 0:
             asked = self.clients.asked
             record["participants"] = len(asked)
-            if len(asked) <= _MAX_LISTED:
+            if len(asked) <= MAX_LISTED:
                 record["clients"] = asked
         if self.clients.left_out:
             record["left_out"] = self.clients.left_out
@@ -655,7 +580,7 @@ class Run:
             }  # of the algorithm's own sequence
             record |= {k: v if math.isfinite(v) else None for k, v in monitors.items()}
             lam = getattr(self.state, "lam", None)  # what a robust method weighs clients by
-            if lam is not None and lam.shape[-1] <= _MAX_LISTED:
+            if lam is not None and lam.shape[-1] <= MAX_LISTED:
                 record["weights"] = _short(lam)
             if 0 < self.problem.n_y <= _MAX_DUAL and self.algorithm.shared_dual:
                 record["dual"] = _short(self.state.z[:, self.problem.n_x :])
@@ -753,7 +678,7 @@ class Run:
     def metrics(self) -> Record:
         """The last evaluation."""
         record = self.finish().records[-1]
-        return {k: v for k, v in record.items() if k not in _LISTS}
+        return {k: v for k, v in record.items() if k not in LISTS}
 
     @property
     def by_client(self) -> dict[str, list[float]]:
@@ -766,7 +691,7 @@ class Run:
         import pandas
 
         rows = [r for r in self.records if r["round"] % self.eval_every == 0 or r["round"] == self.rounds]
-        return pandas.DataFrame(rows).drop(columns=list(_LISTS), errors="ignore").set_index("round")
+        return pandas.DataFrame(rows).drop(columns=list(LISTS), errors="ignore").set_index("round")
 
     def plot(self) -> plotly.graph_objects.Figure:
         """The course of the run as a Plotly figure."""
@@ -776,45 +701,12 @@ class Run:
 
     def summary(self) -> Record:
         """What result.json holds: config, final metrics, communication, versions."""
-        traffic = self.clients.traffic
-        return {
-            # with the constants agreed on, and step sizes as a guard has left them
-            "config": self.config | {"problem": describe(self.problem), "algorithm": describe(self.algorithm)},
-            "metrics": {k: v for k, v in self._records[-1].items() if k not in _LISTS},
-            **self.began,
-            "course": self._course(),
-            "auc_interval": self.auc_interval("test"),
-            "clients_evaluated_on": self.evaluated_on,
-            "communication": {
-                "setup": _in_bytes(traffic.setup),
-                "phases": {name: _in_bytes(t) for name, t in traffic.by_phase.items()},
-            },
-            "per_client": {
-                k: [None if v != v else v for v in values[:_MAX_LISTED]] for k, values in self._by_client.items()
-            },
-            "client_names": list(self.federation.names[:_MAX_LISTED]),
-            "class_counts": _class_counts(self.federation),
-            "test_class_counts": _class_counts(self.federation.test),  # one row where test data are pooled
-            "classes": list(self.federation.classes),
-            "dataset": self.federation.dataset,
-            "sample": _sample(self.federation),
-            "versions": versions(),
-        } | ({"seconds": self.clients.spent} if self.clients.spent else {})  # fmt: skip
+        return result(self, self._records, self._by_client)
 
     @property
     def began(self) -> Record:
         """What the objective was before training; None where it is not measured."""
         return {f"{k}_at_start": self._records[0].get(k) for k in ("loss", "pair_loss", "phi", "grad_phi")}
-
-    def _course(self) -> Record | None:
-        """The last evaluations of what is looked at first; None where there were few."""
-        name = next((k for k in ("auc", "accuracy") if k in self._records[-1]), None)
-        seen = [_unpacked(r) for r in self._records if name in r and self.evaluated(r["round"])]
-        if name is None or len(seen) < 2 * _LATE or any(r[name] is None for r in seen[-_LATE:]):
-            return None
-        late, before = seen[-_LATE:], max(r[name] or 0.0 for r in seen[:-_LATE])
-        values = [r[name] for r in late]
-        return {"metric": name, "rounds": [r["round"] for r in late], "values": values, "before": before}
 
     def auc_interval(self, part: Literal["test", "valid"]) -> list[float] | None:
         """Between what the AUC of test or validation data may lie, as far as the choice of samples goes: 95 %."""
@@ -837,30 +729,6 @@ def _steps(algorithm: Algorithm, halved: int) -> dict[str, float]:
     return {k: v / 2**halved for k in names if isinstance(v := getattr(algorithm, k), int | float)}
 
 
-def versions() -> dict[str, str]:
-    """What a result depends on beside the config."""
-    import numpy
-
-    from fedsaddle import __version__
-
-    packages = {"fedsaddle": __version__, "torch": torch.__version__, "numpy": numpy.__version__}
-    return packages | {"python": platform.python_version()}
-
-
-def describe(thing: Any) -> Record:
-    """A frozen dataclass as its name and hyper-parameters, for result.json and reports."""
-    assert is_dataclass(thing)
-    out: Record = {"name": type(thing).__name__}
-    for f in fields(thing):
-        value = getattr(thing, f.name)
-        if isinstance(value, FlatModel):
-            value = f"{type(value.module).__name__}, {value.n} parameters"
-        elif not isinstance(value, (str, int, float, bool, list, tuple, type(None))):
-            value = getattr(value, "__name__", type(value).__name__)
-        out[f.name] = value
-    return out
-
-
 def _monitors(state: Any) -> dict[str, Tensor]:
     """What an algorithm's State says of its convergence: a NamedTuple `monitors` of [1, 1], or None."""
     monitors = getattr(state, "monitors", None)
@@ -872,58 +740,12 @@ def _short(vector: Tensor) -> list[float | None]:
     return [float(f"{v:.4g}") if math.isfinite(v) else None for v in vector[0].tolist()]
 
 
-def _in_bytes(t: PhaseTraffic) -> Record:
-    return {"phases": t.phases, "bytes_down": t.down * BYTES_PER_NUMBER, "bytes_up": t.up * BYTES_PER_NUMBER}
-
-
-def _class_counts(federation: Federation | None) -> list[list[int]] | None:
-    if (
-        federation is None
-        or "y" not in federation.data
-        or federation.data["y"].is_floating_point()
-        or federation.n_clients > _MAX_LISTED
-    ):
-        return None
-    counts: list[list[int]] = federation.class_counts().tolist()
-    return counts
-
-
-def _sample(federation: Federation) -> Record | None:
-    """Shape and names of the features, what fills gaps, and how they were scaled: what a model needs to be used."""
-    if "x" not in federation.data:
-        return None
-    scaling, filling = federation.scaling, federation.filling
-    return {
-        "shape": list(federation.data["x"].shape[1:]),
-        "features": list(federation.feature_names),
-        "shift": None if scaling is None else scaling.shift.flatten().tolist(),
-        "width": None if scaling is None else scaling.width.flatten().tolist(),
-        "log": scaling is not None and scaling.log,
-        "fill": None if filling is None else filling.values.flatten().tolist(),
-        "tangent": federation.tangent is not None,
-    }
-
-
-def _dtype(name: str | torch.dtype) -> torch.dtype:
-    known = {"float32": torch.float32, "float64": torch.float64}
-    if isinstance(name, torch.dtype):
-        name = str(name).removeprefix("torch.")
-    if name not in known:
-        raise FedsaddleError(f"train: dtype must be float32 or float64, got {name}")
-    return known[name]
-
-
 _KINDS = {
     "problem": "a Problem, such as fs.AUC(model)",
     "algorithm": "an Algorithm, such as fs.CODASCA(lr=0.1)",
     "federation": "a Federation, such as fs.Federation.from_frame(...)",
     "participation": "a Participation, such as fs.Uniform(3)",
 }
-
-
-def _require(name: str, ok: bool, rule: str, value: Any) -> None:
-    if not ok:
-        raise FedsaddleError(f"train: {name} must be {rule}, got {value}")
 
 
 def _packed(record: Record) -> Record:

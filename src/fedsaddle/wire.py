@@ -1,6 +1,6 @@
 """Messages, replies, memory and states as bytes: safetensors, with the shape of the tree as JSON beside the tensors.
 
-A tree consists of tensors, None, plain Python values, tuples and NamedTuples, and of what `clients` marks:
+A tree consists of tensors, None, plain Python values, tuples and NamedTuples, and of what `messages` marks:
 
     tensor          {"tensor": name}
     tuple           {"tuple": [...]}
@@ -26,8 +26,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedsaddle.clients import Control, Each, Once
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.messages import Control, Each, Once
 
 Classes = Mapping[str, type[tuple[Any, ...]]]
 Held = Callable[[str, int], Tensor]  # (key, version) of a Once -> its value

@@ -177,11 +177,13 @@ def centralised(config):
 
 def optimum(setup):
     """The problem with its constants, and its v = (w, bias, a, b), by accelerated proximal gradients."""
+    from fedsaddle.clients import Task
     from fedsaddle.cohort import Batching
     from fedsaddle.engines.simulation import Simulation
 
+    everything = Batching(None)
     clients = Simulation(
-        setup.problem, setup.federation, setup.participation, batching=Batching(None), dtype=torch.float64
+        Task(setup.problem, setup.federation, setup.participation, everything, dtype=torch.float64)
     )
     problem = clients.problem.prepare(clients)
     clients.problem = problem

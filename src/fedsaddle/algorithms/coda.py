@@ -28,9 +28,10 @@ from torch import Tensor
 
 from fedsaddle.algorithms.base import Citation
 from fedsaddle.algorithms.stages import Progress, ProximalStages
-from fedsaddle.clients import Clients, Once
+from fedsaddle.clients import Clients
 from fedsaddle.cohort import Cohort
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.messages import Once
 from fedsaddle.problem import Batch, Problem
 
 YUAN_2021 = Citation(

@@ -35,8 +35,9 @@ from torch import Tensor
 
 from fedsaddle.algorithms.coda import YUAN_2021
 from fedsaddle.algorithms.stages import Progress, ProximalStages
-from fedsaddle.clients import Clients, Once
+from fedsaddle.clients import Clients
 from fedsaddle.cohort import Cohort
+from fedsaddle.messages import Once
 from fedsaddle.problem import Batch, Problem
 
 

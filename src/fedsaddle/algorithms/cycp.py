@@ -35,8 +35,9 @@ from fedsaddle.algorithms.coda import CODAPlus
 from fedsaddle.algorithms.coda import State as Stage
 from fedsaddle.algorithms.fedavg import FedAvg
 from fedsaddle.algorithms.fedavg import State as Iterate
-from fedsaddle.clients import Clients, Control
+from fedsaddle.clients import Clients
 from fedsaddle.cohort import Cohort
+from fedsaddle.messages import Control
 from fedsaddle.problem import Batch, Problem
 
 WANG_2022 = Citation(

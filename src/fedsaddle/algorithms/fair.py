@@ -29,9 +29,10 @@ from fedsaddle.algorithms.base import Citation
 from fedsaddle.algorithms.fedavg import FedAvg
 from fedsaddle.algorithms.fedavg import State as Iterate
 from fedsaddle.algorithms.scaffpd import Robust, State
-from fedsaddle.clients import Clients, Control
+from fedsaddle.clients import Clients
 from fedsaddle.cohort import Cohort
 from fedsaddle.errors import Diverged, FedsaddleError
+from fedsaddle.messages import Control
 from fedsaddle.participation import Draw
 from fedsaddle.problem import Batch, Problem
 

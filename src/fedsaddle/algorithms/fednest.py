@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from fedsaddle.algorithms.base import Algorithm, Citation
-from fedsaddle.clients import Clients, Once
+from fedsaddle.clients import Clients
 from fedsaddle.cohort import Cohort
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.messages import Once
 from fedsaddle.problem import Batch, Problem
 
 

@@ -31,9 +31,10 @@ import torch
 from torch import Tensor
 
 from fedsaddle.algorithms.base import Algorithm, Citation
-from fedsaddle.clients import Clients, Control
+from fedsaddle.clients import Clients
 from fedsaddle.cohort import Cohort
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.messages import Control
 from fedsaddle.problem import Batch, Problem
 
 # ---- estimators of the mean field --------------------------------------------------------------------------------

@@ -37,9 +37,10 @@ from torch import Tensor
 from fedsaddle.algorithms.base import Citation
 from fedsaddle.algorithms.cycp import CyCpMinimax
 from fedsaddle.algorithms.stages import Progress, Stagewise
-from fedsaddle.clients import Clients, Each
+from fedsaddle.clients import Clients
 from fedsaddle.cohort import Cohort
 from fedsaddle.errors import FedsaddleError, warn
+from fedsaddle.messages import Each
 from fedsaddle.problem import Batch, Problem
 from fedsaddle.problems.pairs import PairLoss
 from fedsaddle.problems.pairwise import Pairwise, PartialAUC, Pullback

@@ -16,9 +16,9 @@
     commands.py     fedsaddle deploy ...
 
 A round, in the order in which it is read: `algorithms/codasca.py` calls `clients.mean`; `clients.py` asks the engine and
-counts the numbers sent (`Traffic`; `train.py` makes bytes of them, four each); `engines/flower.py` (`_run`) makes a message
-for each site; `post.py` sends them, waits and asks again; Flower carries them; at the site `node.py` takes the task and
-`worker.py` (`Session.work`) runs the same file's client work, writes its memory and answers; `replies.py` says which
+counts the numbers sent (`messages.py`; `train.py` makes bytes of them, four each); `engines/flower.py` (`_run`) makes a
+message for each site; `post.py` sends them, waits and asks again; Flower carries them; at the site `node.py` takes the task
+and `worker.py` (`Session.work`) runs the same file's client work, writes its memory and answers; `replies.py` says which
 answers count, and the engine hands their rows to `clients.mean`.
 
 The engine is `engines/flower.py`, the form of messages `wire.py`, a site's data `sites.py`, what is said

@@ -10,9 +10,8 @@ from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-from fedsaddle.clients import ClientWorkError
 from fedsaddle.deploy.protocol import ACTION, Missing, Reply, Request
-from fedsaddle.errors import FedsaddleError, first_line
+from fedsaddle.errors import ClientWorkError, FedsaddleError, first_line
 
 _LONGEST_REASON = 300  # characters of what a site says
 

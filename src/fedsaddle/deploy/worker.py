@@ -22,7 +22,6 @@ from torch import Tensor
 
 from fedsaddle import __version__, sampling
 from fedsaddle.algorithms import Algorithm
-from fedsaddle.clients import Each
 from fedsaddle.cohort import Batching, Cohort, Sides
 from fedsaddle.config import resolve
 from fedsaddle.deploy.memory import LostMemory, SiteMemory
@@ -32,6 +31,7 @@ from fedsaddle.engines.simulation import sides_of
 from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.federation import Federation
 from fedsaddle.histograms import score_histogram, sketch
+from fedsaddle.messages import Each
 from fedsaddle.metrics import Split
 from fedsaddle.problem import ModelProblem, Problem, tree_map
 from fedsaddle.wire import Classes, classes_of, pack, unpack

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    import torch
-
-    from fedsaddle.clients import Clients
-    from fedsaddle.cohort import Batching
-    from fedsaddle.federation import Federation
-    from fedsaddle.participation import Participation
-    from fedsaddle.problem import Problem
+    from fedsaddle.clients import Clients, Task
 
 ENGINES = {
     "stacked": "the whole cohort in one batched computation (default)",
@@ -28,13 +21,5 @@ class Engine(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def clients(
-        self,
-        problem: Problem,
-        federation: Federation,
-        participation: Participation,
-        batching: Batching,
-        seeds: Sequence[int],
-        dtype: torch.dtype,
-    ) -> Clients:
+    def clients(self, task: Task) -> Clients:
         """The clients of a run."""

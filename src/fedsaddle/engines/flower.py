@@ -30,18 +30,17 @@ import torch
 from torch import Tensor
 
 from fedsaddle.checkpoint import constants
-from fedsaddle.clients import Clients, ClientWorkError, Control, Each, NobodyAnswered, Once, Work
-from fedsaddle.cohort import Batching
+from fedsaddle.clients import Clients, Task, Work
 from fedsaddle.deploy.measured import AUC_TARGET, cuts_of, pooled_auc, together
 from fedsaddle.deploy.post import Answers, Ask, Post
 from fedsaddle.deploy.protocol import Agreed, Head, Missing, Reply, Request, Tag
 from fedsaddle.deploy.replies import check_finite, check_measured, check_size, odd_ones
 from fedsaddle.engines import Engine
-from fedsaddle.engines.simulation import clamped
-from fedsaddle.errors import FedsaddleError, first_line
+from fedsaddle.errors import ClientWorkError, FedsaddleError, NobodyAnswered, first_line
 from fedsaddle.federation import Federation
+from fedsaddle.messages import Control, Each, Once, key_on_wire
 from fedsaddle.metrics import Evaluation, Split
-from fedsaddle.participation import Draw, Participation
+from fedsaddle.participation import Draw
 from fedsaddle.problem import Problem, tree_map
 from fedsaddle.wire import Classes, Garbled, classes_of, pack, unpack
 
@@ -76,38 +75,22 @@ class Deployment(Engine):
         if not 0 < self.quorum <= 1:
             raise FedsaddleError(f"deploy: quorum must be above 0 and at most 1, got {self.quorum}")
 
-    def clients(self, problem: Problem, federation: Federation, participation: Participation, batching: Batching,
-                seeds: Sequence[int], dtype: torch.dtype) -> Clients:  # fmt: skip
-        return Flower(self, problem, federation, participation, batching, seeds, dtype)
+    def clients(self, task: Task) -> Clients:
+        return Flower(self, task)
 
 
 class Flower(Clients):
-    """Clients that are sites.
-
-    Args:
-        federation: what the server knows of the sites' data: sizes, names and classes.
-    """
+    """Clients that are sites; of their data the server knows sizes, names and classes."""
 
     remote = True
 
-    def __init__(
-        self,
-        deployment: Deployment,
-        problem: Problem,
-        federation: Federation,
-        participation: Participation,
-        batching: Batching,
-        seeds: Sequence[int],
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(federation, participation, seeds)
-        if len(seeds) > 1:
+    def __init__(self, deployment: Deployment, task: Task) -> None:
+        super().__init__(task, torch.device("cpu"))
+        if len(self.seeds) > 1:
             raise FedsaddleError("replicas: engine 'flower' computes one run at a time; use 'stacked'")
-        self.device, self.dtype = torch.device("cpu"), dtype
-        self.batching = clamped(batching, problem, federation)
-        self.problem = self._posed = problem.to(self.device, dtype)
+        self._posed = self.problem
         self._deployment, self._post = deployment, deployment.post
-        z = self.problem.init().to(dtype).unsqueeze(0)
+        z = self.problem.init().to(self.dtype).unsqueeze(0)
         agreed = Agreed(
             deployment.run, deployment.config, tuple(deployment.constants.items()), *self.batching, z
         )
@@ -269,7 +252,7 @@ class Flower(Clients):
     def _held_by(self, i: int, name: str, message: Any) -> frozenset[str]:
         held = enumerate(self._held(name, message))
         return frozenset(
-            _key(once, name, k) for k, (versions, once) in held if versions[0, i] == once.version
+            key_on_wire(once, name, k) for k, (versions, once) in held if versions[0, i] == once.version
         )
 
     # ---- evaluation, at the sites ------------------------------------------------------------------------
@@ -344,14 +327,9 @@ class _Letter:
         """For sites that hold the parts of these keys."""
 
         def once(part: Once, k: int) -> tuple[str, bool]:
-            key = _key(part, self._work, k)
+            key = key_on_wire(part, self._work, k)
             return key, key not in held
 
         if held not in self._packed:
             self._packed[held] = pack(self._all, once)
         return self._packed[held]
-
-
-def _key(once: Once, work: str, place: int) -> str:
-    """By which key a site holds a value: that of the accounting."""
-    return once.name if once.name is not None else f"{work} {place}"

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 
 from fedsaddle import sampling
-from fedsaddle.clients import Clients, ClientWorkError, Work, addressed, unwrapped
-from fedsaddle.cohort import Batching, Cohort, Sides
+from fedsaddle.clients import Clients, Task, Work
+from fedsaddle.cohort import Cohort, Sides
 from fedsaddle.engines.execution import Execution
 from fedsaddle.engines.memory import ClientMemory
 from fedsaddle.engines.residence import Offloaded, Resident
-from fedsaddle.errors import FedsaddleError, first_line
+from fedsaddle.errors import ClientWorkError, FedsaddleError, first_line
 from fedsaddle.federation import Federation
-from fedsaddle.participation import Draw, Participation
+from fedsaddle.messages import addressed, unwrapped
+from fedsaddle.participation import Draw
 from fedsaddle.problem import Data, ModelProblem, Problem
 
 # where compiled steps have their numbers in tensors: there compiling takes minutes; on a CPU numbers in the code are faster
@@ -34,7 +35,7 @@ class Simulation(Clients):
     """Clients simulated in this process.
 
     Args:
-        seeds: one, or those of R replicas that are computed together (fastest when equal ones stand side by side).
+        task: what they work on; of seeds, equal ones side by side are fastest.
         compile, graph, precision: how work is executed, see `Execution`.
         chunk: how many clients (of all replicas) are computed at once; None for the whole cohort.
         offload: keep the samples on the CPU (see `residence`).
@@ -42,25 +43,18 @@ class Simulation(Clients):
 
     def __init__(
         self,
-        problem: Problem,
-        federation: Federation,
-        participation: Participation,
+        task: Task,
         *,
-        batching: Batching = Batching(),
-        seeds: Sequence[int] = (0,),
         chunk: int | None = None,
         compile: bool = False,
         graph: bool | None = None,
         precision: str = "full",
         offload: bool = False,
         device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(federation, participation, seeds)
-        self.device, self.dtype = torch.device(device), dtype
+        super().__init__(task, torch.device(device))
+        problem, federation = task.problem, task.federation
         self._longest = int(federation.sizes.max())
-        self.batching = clamped(batching, problem, federation)
-        self.problem = problem.to(self.device, dtype)
         self._samples = self._residence(federation, offload)
         self._sides = sides_of(problem, federation, self.device)
         self._sizes = federation.sizes.to(self.device)
@@ -197,15 +191,6 @@ class Simulation(Clients):
     def _write(self, clients: np.ndarray, memory: Any) -> None:
         assert self._memory is not None
         self._memory.write(clients, memory)
-
-
-def clamped(batching: Batching, problem: Problem, federation: Federation) -> Batching:
-    """Minibatches no larger than the largest client: more slots would stay empty."""
-    # (slots of pairs are filled, and their number is that of the scores a client shares)
-    fills = problem.pairwise or batching.sampling != "without_replacement"
-    if batching.size is None or fills:
-        return batching
-    return batching._replace(size=min(batching.size, int(federation.sizes.max())))
 
 
 def sides_of(problem: Problem, federation: Federation, device: torch.device) -> Sides | None:

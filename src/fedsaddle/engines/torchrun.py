@@ -30,14 +30,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedsaddle.clients import Gathered, Work
+from fedsaddle.clients import Gathered, Task, Work
 from fedsaddle.cohort import Cohort
 from fedsaddle.engines.ranks import rank
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.federation import Federation
-from fedsaddle.participation import Draw, Participation
-from fedsaddle.problem import Problem, tree_map
+from fedsaddle.participation import Draw
+from fedsaddle.problem import tree_map
 
 T = TypeVar("T")
 
@@ -52,9 +52,7 @@ class Torchrun(Simulation):
         options: as for `Simulation`.
     """
 
-    def __init__(
-        self, problem: Problem, federation: Federation, participation: Participation, **options: Any
-    ) -> None:
+    def __init__(self, task: Task, **options: Any) -> None:
         device = torch.device(options.get("device", "cpu"))
         if device.type == "cuda":
             if ":" in str(device):
@@ -70,8 +68,9 @@ class Torchrun(Simulation):
             torch.cuda.set_device(here)
         self.rank, self.world = rank(), int(os.environ.get("WORLD_SIZE", 1))
         # a rank beyond the last client has none to work for, and takes client 0 for the shapes
+        federation = task.federation
         own = list(range(self.rank, federation.n_clients, self.world)) or [0]
-        super().__init__(problem, _only(federation, own), participation, **options)
+        super().__init__(task._replace(federation=_only(federation, own)), **options)
         if len(self.seeds) > 1:
             raise FedsaddleError("replicas: engine 'torchrun' computes one run at a time; use 'stacked'")
         if options.get("offload"):

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedsaddle.clients import Task
 from fedsaddle.cohort import Batching
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import FedsaddleError
@@ -157,9 +158,7 @@ class _Rows:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        everybody = Simulation(
-            problem, federation, Full(), batching=Batching(None), device=device, dtype=dtype
-        )
+        everybody = Simulation(Task(problem, federation, Full(), Batching(None), dtype=dtype), device=device)
         self.problem = everybody.problem.prepare(everybody)
         self.data: Data = federation.on_device(device, dtype)
         self._dtype = dtype
