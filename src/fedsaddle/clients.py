@@ -107,9 +107,8 @@ class Clients(ABC):
         self.spent: dict[str, float] = {}  # where the seconds went, where an engine measures that
         self.failures = 0  # clients that were asked and did not answer, over the run
         self.evaluated_on: str | None = None  # which data of theirs, where only the clients know
-        self.left_out: list[
-            dict[str, str]
-        ] = []  # in this round: site, phase and reason, where an engine knows them
+        # in this round: site, phase and reason, where an engine knows them
+        self.left_out: list[dict[str, str]] = []
         self.round = -1  # -1: set-up
         self.rounds: int | None = None  # how many there will be, where that is known
         self.has_memory = False
@@ -155,9 +154,7 @@ class Clients(ABC):
                 w, present = w * own, present + own.sum(-1)[..., None, None]
             collected.add(at, w, replies)
             answered += ids.shape[-1]
-        if (
-            collected.total <= 0
-        ).any():  # weights that are not finite are a divergence, which the run notices
+        if (collected.total <= 0).any():  # where not finite it is a divergence, which the run notices
             raise FedsaddleError(f"mean: the weights of the {answered} participants must sum to more than 0")
         if per is None:
             return collected.result(), answered / self.n_clients
