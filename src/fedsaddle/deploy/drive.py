@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from fedsaddle.deploy.replies import check_size
 from fedsaddle.engines.flower import Deployment
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.folder import locked, new_folder, write_whole
+from fedsaddle.progress import spinner
 from fedsaddle.train import Run
 from fedsaddle.wire import pack, unpack
 
@@ -126,13 +126,13 @@ def _alone(home: Home) -> Iterator[None]:
 def missing(post: Post, timeout: float, progress: bool | None = None) -> list[str]:
     """Wait until every site is connected, at most so many seconds; the sites that are not."""
     deadline = time.monotonic() + timeout
-    with _Waiting(post, progress) as waiting:
+    with spinner("waiting for sites", progress) as say:
         while True:
             there = post.connected()
             absent = [name for i, name in enumerate(post.names) if i not in there]
             if not absent or time.monotonic() > deadline:
                 return absent
-            waiting.update(len(there), absent)
+            say(f"{len(there)} of {len(post.names)} are connected; not yet {', '.join(absent[:5])}")
             time.sleep(0.2)
 
 
@@ -205,29 +205,3 @@ def for_sites(config: Config) -> dict[str, Any]:
     """What sites are told of a config: what is learned and how. Participants, files and devices are the server's affair."""
     sent = {k: config.tree[k] for k in ("name", "model", "problem", "algorithm") if k in config.tree}
     return sent | {"train": {k: config.tree["train"][k] for k in ("rounds", "seed")}}
-
-
-class _Waiting:
-    """Says on stderr which sites are not there yet."""
-
-    def __init__(self, post: Post, show: bool | None) -> None:
-        from rich.console import Console
-
-        self._sites = len(post.names)
-        show = sys.stderr.isatty() if show is None else show
-        self._status = Console(stderr=True).status("waiting for sites") if show else None
-
-    def __enter__(self) -> _Waiting:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def update(self, there: int, missing: Sequence[str]) -> None:
-        if self._status is not None:
-            self._status.update(
-                f"{there} of {self._sites} sites are connected; waiting for {', '.join(missing[:5])}"
-            )
