@@ -417,8 +417,11 @@ def test_scores_of_validation_and_test_samples_are_kept() -> None:
     file = save(CANCER, {"algorithm.lr": [0.01]}, seeds=[0, 1])
     result = sweep(file, out="out")
     trees = [c.tree for c in plan(file).runs[0]]
-    beside = _compute(trees, 64, (), True, None, None)  # as in a process of its own
-    assert all(set(entry["scores"]) == {"valid", "test"} for entry in beside)
+    beside = Path("beside/runs.jsonl")
+    _compute(trees, 64, beside, (), True, None, None)  # as in a process of its own
+    for c in plan(file).runs[0]:
+        entry = Journal(beside)[c]
+        assert all(journal.kept_scores(beside.parent, entry, part) is not None for part in ("valid", "test"))
     tests = []
     for c, entry in zip(plan(file).runs[0], result.rows[0].runs, strict=True):
         run = c.run()
@@ -652,6 +655,58 @@ def test_a_line_that_another_process_left_half_written_is_dropped_before_the_nex
     path.write_bytes(b'{"config": "a"}\n{"conf')  # of one that was killed since
     opened.add([{"config": "b", "metrics": {}}])
     assert list(Journal(path)._done) == ["a", "b"]
+
+
+def test_a_journal_waits_for_the_lock_before_it_looks_for_half_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was empty when it was opened may have half a line when this process has its turn."""
+    import fcntl
+
+    path, real = tmp_path / "runs.jsonl", fcntl.flock
+
+    def after_another(file: Any, operation: int) -> None:
+        real(file, operation)
+        path.write_bytes(b'{"conf')  # by one that was killed while it wrote
+
+    monkeypatch.setattr(fcntl, "flock", after_another)
+    Journal(path).add([{"config": "b", "metrics": {}}])
+    monkeypatch.undo()
+    assert list(Journal(path)._done) == ["b"]
+
+
+def test_a_journal_reads_what_others_have_added(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    one, other = Journal(path), Journal(path)
+    for i in range(2):
+        other.add([{"config": f"b{i}", "metrics": {}}])
+        one.read()
+        one.add([{"config": f"a{i}", "metrics": {}}])
+    assert list(one._done) == ["b0", "a0", "b1", "a1"] == list(Journal(path)._done)
+    path.write_bytes(path.read_bytes() + b"[]\n")
+    with pytest.raises(FedsaddleError, match=r"runs\.jsonl, line 5: is no finished run"):
+        one.read()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_finished_runs_are_kept_when_a_later_one_of_their_share_fails(
+    jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "seeded_model.py").write_text(
+        "import torch\n"
+        "def make(sample_shape):\n"
+        "    if torch.initial_seed() == 3:\n"
+        "        raise RuntimeError('no such model')\n"
+        "    return torch.nn.Linear(30, 1)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tree = CANCER | {"model": {"module": "seeded_model:make"}, "train": CANCER["train"] | {"guard": 1}}
+    todo = plan(save(tree, {"algorithm.lr": [0.01]}, seeds=list(range(8))))
+    with pytest.raises(FedsaddleError, match="no such model"):
+        finish(todo.runs[0], opened := Journal(tmp_path / "runs.jsonl"), jobs=jobs)
+    for kept in (opened, Journal(tmp_path / "runs.jsonl")):
+        seeds = {c.tree["train"]["seed"] for c in todo.runs[0] if c in kept}
+        assert seeds == ({0, 1, 2} if jobs == 1 else {0, 1, 2, 4, 5, 6, 7})
 
 
 def test_what_other_processes_finish_is_kept_when_one_fails(

@@ -17,7 +17,7 @@ import torch
 from fedsaddle.alike import Federations, Tick, Tracked, computed, give_back, shape
 from fedsaddle.config import Config
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.journal import Entry, Journal, entry_of, key_of
+from fedsaddle.journal import Entry, Journal, append, entry_of, key_of
 from fedsaddle.networks import Networks
 
 TOGETHER = 64
@@ -36,7 +36,7 @@ def finish(
 
     Args:
         wanted: one config a run.
-        journal: gets each run as soon as it is finished.
+        journal: gets each run as soon as it is finished, by whichever process computes it.
         together: at most so many runs are computed as one.
         tick: hears of the progress.
         federations: those that are loaded already.
@@ -109,12 +109,13 @@ def _beside(
 ) -> None:
     """Compute shares of runs, each of which are alike, in several processes.
 
-    When one fails no more are begun; those that run are waited for and written down, and then its error is raised.
+    When one fails no more are begun; those that run are waited for, and then its error is raised.
     """
     spawn = multiprocessing.get_context("spawn")  # a forked process would inherit torch's threads, and hang
     done = spawn.Value("d", 0.0)  # how much the processes have done, in runs; to write it waits for nobody
     left = [_Share.of(share) for share in shares]
     words, told = f"{min(jobs, len(left))} processes", 0.0
+    path = journal.path.absolute()
     failed: BaseException | None = None
     tick(0, words)
     with ExitStack() as stack:
@@ -123,7 +124,7 @@ def _beside(
             for _ in range(min(jobs, len(left)))
         ]
         at: list[_Share | None] = [None] * len(processes)  # what each computes, or did last
-        running: dict[Future[list[Entry]], int] = {}
+        running: dict[Future[None], int] = {}
 
         def give(process: int) -> None:
             at[process] = share = _next(left, at[process], at)
@@ -131,7 +132,7 @@ def _beside(
             trees = [c.tree for c in share.runs]
             running[
                 processes[process].submit(
-                    _compute, trees, together, journal.curves, journal.scores, tracked, networks
+                    _compute, trees, together, path, journal.curves, journal.scores, tracked, networks
                 )
             ] = process
 
@@ -145,15 +146,13 @@ def _beside(
                 told = now
                 for share in ended:
                     process = running.pop(share)
-                    if (error := share.exception()) is None:
-                        journal.add(share.result())
-                    elif failed is None:
-                        failed = error
+                    failed = failed or share.exception()
                     if left and failed is None:
                         give(process)
         finally:
             for pool in processes:
                 pool.shutdown(wait=False, cancel_futures=True)
+    journal.read()
     if isinstance(failed, BrokenProcessPool):
         raise FedsaddleError(
             f"jobs: one of {jobs} processes was killed, perhaps for want of memory; use fewer"
@@ -211,19 +210,18 @@ def _tell(n: float, text: str) -> None:
 def _compute(
     trees: Sequence[dict[str, Any]],
     together: int,
+    journal: Path,
     curves: Sequence[str],
     scores: bool,
     tracked: Tracked | None,
     networks: Path | None,
-) -> list[Entry]:
-    """In a process of its own: the entries of runs that are alike."""
+) -> None:
+    """In a process of its own: compute runs that are alike, and write down each group of them as soon as it is finished."""
     give_back()  # other processes need what an earlier share had
-    entries = []
     alike = [Config(tree) for tree in trees]
     federations = _last_federation(Federations.key(alike[0]), networks)
     for group in computed(alike, federations, together, tracked, _tell):
-        entries += [entry_of(c, run, curves, scores) for c, run in group]
-    return entries
+        append(journal, [entry_of(c, run, curves, scores) for c, run in group])
 
 
 @functools.lru_cache(maxsize=1)  # shares of the same data follow one another

@@ -336,12 +336,13 @@ def locked(folder: Path, busy: str) -> IO[bytes] | None:
 
 @contextmanager
 def held(path: Path) -> Iterator[IO[bytes]]:
-    """A file to read and add to, which others that ask for it so wait for, as far as the system has such locks."""
+    """A file at its end, to read and add to; others that ask for it so wait, as far as the system has such locks."""
     with open(path, "a+b") as file:  # closing it lets it go
         with suppress(ImportError, OSError):
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0, os.SEEK_END)  # which has moved if another process wrote meanwhile
         yield file
 
 
