@@ -14,6 +14,7 @@ import pytest
 
 import fedsaddle as fs
 from fedsaddle import config
+from fedsaddle import finish as finishing
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.finish import finish
 from fedsaddle.journal import Journal
@@ -229,6 +230,24 @@ def test_tuning_on_fewer_seeds_is_reported_on_all(tmp_path: Path, monkeypatch: p
     table = (out / "table.md").read_text()
     assert "seeds [0, 1], mean ± std. Tuned on [0]." in table
     assert table.count("- a, 1: {'algorithm.lr': 0.01}\n") == 1  # though two steps chose it
+
+
+def test_the_steps_of_an_experiment_have_the_same_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "base.toml").write_text(TOY.format(lr=0.01))
+    (tmp_path / "toy" / "experiment.py").write_text((TUNED + TUNED_ON_ONE).format(select="closeness"))
+    monkeypatch.setattr("fedsaddle.reproduce._root", lambda: tmp_path)
+    begun: list[Any] = []
+    real = finishing.ProcessPoolExecutor
+    monkeypatch.setattr(
+        finishing,
+        "ProcessPoolExecutor",
+        lambda *given, **more: begun.append(real(*given, **more)) or begun[-1],
+    )
+    out = reproduce("toy", out=tmp_path / "out", progress=False, jobs=2)
+    assert len((out / "runs.jsonl").read_text().splitlines()) == 4 and len(begun) == 2
 
 
 def test_the_command_says_how_many_processes_there_were(

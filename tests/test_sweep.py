@@ -6,13 +6,18 @@ import copy
 import dataclasses
 import itertools
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +31,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.alike import Federations
 from fedsaddle.config import dump, load, resolve
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.finish import _compute, _next, _Share, _shares, finish
+from fedsaddle.finish import Processes, _compute, _next, _Share, _shares, finish
 from fedsaddle.folder import held
 from fedsaddle.journal import Journal
 from fedsaddle.sweep import Range, Result, Row, grid_points, grids, plan, random_points, sweep
@@ -730,6 +735,87 @@ def test_what_other_processes_finish_is_kept_when_one_fails(
         finish(wanted, Journal(tmp_path / "runs.jsonl"), together=1, jobs=2)
     kept = Journal(tmp_path / "runs.jsonl")
     assert [config in kept for config in wanted] == [False, True]
+
+
+OWN_PROCESS = """
+import os, pathlib, signal, time, torch
+def make(sample_shape):
+    seed = torch.initial_seed()
+    pathlib.Path("pid-%d" % seed).write_text(str(os.getpid()))
+    if seed == 1:
+        {at_seed_1}
+    return torch.nn.Linear(30, 1)
+"""
+
+
+def in_processes(name: str, at_seed_1: str, seeds: Sequence[int] = (0, 1)) -> str:
+    """The file of a sweep whose runs write down in which process they are computed; that of seed 1 does something else."""
+    Path(f"{name}.py").write_text(OWN_PROCESS.format(at_seed_1=at_seed_1))
+    tree = CANCER | {"model": {"module": f"{name}:make"}, "train": CANCER["train"] | {"guard": 1}}
+    return save(tree, {"algorithm.lr": [0.01]}, seeds=list(seeds))
+
+
+def test_a_process_that_is_killed_is_one_line_and_what_others_finish_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (wanted,) = plan(in_processes("killed_model", "os.kill(os.getpid(), signal.SIGKILL)")).runs
+    with pytest.raises(FedsaddleError, match=r"one of 2 processes was killed, .*: use fewer; .*__main__"):
+        finish(wanted, opened := Journal(tmp_path / "runs.jsonl"), jobs=2)
+    assert [config in opened for config in wanted] == [True, False]
+
+
+def computes(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_what_ends_the_first_process_alone_ends_all(sent: signal.Signals, tmp_path: Path) -> None:
+    """As `kill` and job managers do; Ctrl-C reaches all of them."""
+    file = in_processes("slow_model", "time.sleep(600)")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedsaddle", "sweep", file, "--jobs", "2", "--out", "out"],
+        env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 120
+        while not (Path("pid-1").exists() and Path("out/runs.jsonl").exists()) and time.monotonic() < until:
+            time.sleep(0.1)
+        pid = int(Path("pid-1").read_text())
+        assert computes(pid) or sys.platform != "linux"
+        process.send_signal(sent)
+        _, said = process.communicate(timeout=20)
+        if sent == signal.SIGINT:
+            assert process.returncode == 130 and "interrupted; finished runs are in out/runs.jsonl" in said
+            assert len(said.strip().splitlines()) == 1, said
+        until = time.monotonic() + 20
+        while computes(pid) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not computes(pid) and len(lines()) == 1
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_processes_stay_for_a_later_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (wanted,) = plan(in_processes("kept_model", "pass", seeds=(0, 1, 2, 3))).runs
+    with Processes(2) as processes:
+        for runs in (wanted[:2], wanted[2:]):
+            finish(runs, Journal(tmp_path / "runs.jsonl"), jobs=processes)
+    one, two, three, four = (int(Path(f"pid-{seed}").read_text()) for seed in range(4))
+    assert {one, two} == {three, four} and len({one, two, os.getpid()}) == 3
+
+
+def test_of_processes_that_are_kept_those_begin_that_have_compiled_what_is_left() -> None:
+    processes = Processes(3)
+    processes.last = [_Share([], "a", steps) for steps in ("FedAvg", None, "CODASCA")]
+    assert processes.idle(1, [_Share([], "a", "CODASCA")]) == [2]
+    assert processes.idle(3, [_Share([], "a", "CODASCA")]) == [2, 0, 1]
+    assert processes.idle(2, [_Share([], "a", None)]) == [0, 1]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 from fedsaddle import config
 from fedsaddle.alike import Federations, Tick
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.finish import TOGETHER, finish
+from fedsaddle.finish import TOGETHER, Processes, finish
 from fedsaddle.folder import write_whole
 from fedsaddle.journal import Entry, Journal, over_seeds, short
 from fedsaddle.keys import Tree
@@ -136,24 +136,27 @@ def reproduce(
     earlier_rows: list[list[Row]] = []
     steps = getattr(experiment, "STEPS", [lambda rows, quick, **options: experiment.cells(quick, **options)])
     tuned_on = experiment.tuned_on(**chosen) if hasattr(experiment, "tuned_on") and not quick else seeds
-    for i, step in enumerate(steps):
-        own = seeds if step is steps[-1] else tuned_on
-        title = name if len(steps) == 1 else f"{name}, step {i + 1} of {len(steps)}"
-        earlier_rows.append(rows)
-        cells = step(rows, quick, **chosen)
-        runs = {id(cell): _runs(base, cell, own, device) for cell in cells}
-        whole = cells
-        if chosen.get("part", "all") != "all":
-            whole = step(rows, quick, **chosen | {"part": "all"})
-            runs |= {id(cell): _runs(base, cell, own, device) for cell in whole}
-        wanted = [run for cell in cells for run in runs[id(cell)]]
-        if left := [run for run in wanted if run not in journal]:
-            config.resolve(left[0].tree)  # the device is here; a table of finished runs can be made elsewhere
-        with RunsBar(progress, len(wanted), title) as tick:
-            finish(wanted, journal, together, clock.ticking(tick), federations, jobs)
-        finished = [cell for cell in whole if all(run in journal for run in runs[id(cell)])]
-        missing = len(whole) - len(finished)
-        rows = [_tuned(experiment, cell, [journal[r] for r in runs[id(cell)]], title) for cell in finished]
+    with Processes(jobs) as processes:
+        for i, step in enumerate(steps):
+            own = seeds if step is steps[-1] else tuned_on
+            title = name if len(steps) == 1 else f"{name}, step {i + 1} of {len(steps)}"
+            earlier_rows.append(rows)
+            cells = step(rows, quick, **chosen)
+            runs = {id(cell): _runs(base, cell, own, device) for cell in cells}
+            whole = cells
+            if chosen.get("part", "all") != "all":
+                whole = step(rows, quick, **chosen | {"part": "all"})
+                runs |= {id(cell): _runs(base, cell, own, device) for cell in whole}
+            wanted = [run for cell in cells for run in runs[id(cell)]]
+            if left := [run for run in wanted if run not in journal]:
+                config.resolve(left[0].tree)  # refuses a device that is not here; finished runs need none
+            with RunsBar(progress, len(wanted), title) as tick:
+                finish(wanted, journal, together, clock.ticking(tick), federations, processes)
+            finished = [cell for cell in whole if all(run in journal for run in runs[id(cell)])]
+            missing = len(whole) - len(finished)
+            rows = [
+                _tuned(experiment, cell, [journal[r] for r in runs[id(cell)]], title) for cell in finished
+            ]
     if hasattr(experiment, "extra_rows"):
         rows = rows + experiment.extra_rows(quick, lambda change: _changed(base, change), **chosen)
     told = {
