@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import tomllib
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -142,6 +143,25 @@ def test_what_does_not_fit_into_memory_is_halved(monkeypatch: pytest.MonkeyPatch
     room = 0  # not even one
     with pytest.raises(FedsaddleError, match="work failed"):
         sweep(save(QUADRATIC), out="none")
+
+
+@pytest.mark.parametrize(("guard", "each"), [(0, 2), (1, 1)])
+def test_no_more_runs_exist_than_are_computed_together(
+    guard: int, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[weakref.ref[Any]] = []
+    real = alike.run_all
+
+    def alone(runs: Sequence[Any], *tick: Any) -> None:
+        assert len(runs) == each and [run() for run in seen] == [None] * len(seen)
+        seen.extend(map(weakref.ref, runs))
+        real(runs, *tick)
+
+    monkeypatch.setattr(alike, "run_all", alone)
+    todo = plan(save(QUADRATIC | {"train": QUADRATIC["train"] | {"guard": guard}}))
+    wanted = [config for runs in todo.runs for config in runs]
+    finish(wanted, Journal(tmp_path / "runs.jsonl"), together=2)
+    assert len(seen) == len(wanted) == 4
 
 
 def test_what_cannot_be_stacked_runs_one_by_one(groups: list[int]) -> None:

@@ -25,7 +25,7 @@ measure(curves), called for each run, derives further metrics from them.
 Every cell is tuned by `SELECT` (mean over seeds), of validation data where there are some, and reported on test data
 (`METRICS`); results.json keeps every point that was tried, with its `SELECT`. Each finished run is appended to runs.jsonl,
 so that an interrupted reproduction goes on where it stopped; runs that differ in seed or real-valued hyper-parameters are
-computed together (journal.py).
+computed together (alike.py, replicas.py).
 """
 
 from __future__ import annotations
