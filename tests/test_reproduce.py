@@ -372,6 +372,72 @@ def test_parts_add_up_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert whole["rows"][1] == first["rows"][0]
 
 
+def test_a_part_that_another_process_finishes_meanwhile_is_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "base.toml").write_text(TOY.format(lr=0.01))
+    (tmp_path / "toy" / "experiment.py").write_text(PARTS)
+    monkeypatch.setattr("fedsaddle.reproduce._root", lambda: tmp_path)
+
+    def rows(part: str) -> list[int]:
+        out = reproduce("toy", out=tmp_path / "out", progress=False, options={"part": part})
+        return [row["K"] for row in json.loads((out / "results.json").read_text())["rows"]]
+
+    def beside(*given: Any) -> Any:
+        monkeypatch.setattr("fedsaddle.reproduce.finish", finish)
+        assert rows("K2") == [2]
+        return finish(*given)
+
+    monkeypatch.setattr("fedsaddle.reproduce.finish", beside)
+    assert rows("K1") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "quick", "says"),
+    [
+        ("cycp/tables", {"part": "table8"}, True, "--part table8 has no cells in the quick version; choose one of all, "),
+        ("cycp/tables", {"model": "cnn", "part": "table8"}, False, "no cells with --data phishing --model cnn; choose "),
+        ("codasca/cifar10-ih", {"part": "K16-10"}, True, "choose one of all, K8-10, K8-30, K8-10-I1, K8-30-I1$"),
+        ("fedsgda/auc", {"part": "figure4"}, True, "choose one of all, figure2, "),
+    ],
+)  # fmt: skip
+def test_a_part_without_cells_is_refused_before_any_work(
+    name: str, options: dict[str, str], quick: bool, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FedsaddleError, match=f"^{name}: .*{says}"):
+        reproduce(name, quick=quick, out=tmp_path / "out", options=options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_is_made_where_the_device_of_its_runs_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "base.toml").write_text(TOY.format(lr=0.01))
+    (tmp_path / "toy" / "experiment.py").write_text(PARTS)
+    monkeypatch.setattr("fedsaddle.reproduce._root", lambda: tmp_path)
+    out = reproduce("toy", out=tmp_path / "out", progress=False)
+    here, journal = json.loads((out / "results.json").read_text()), out / "runs.jsonl"
+    entries = [json.loads(line) for line in journal.open()]
+    for entry in entries:
+        entry["config"] = entry["config"].replace('device = "cpu"', 'device = "cuda:97"')
+        assert "cuda:97" in entry["config"]
+    elsewhere = [json.dumps(entry) + "\n" for entry in entries]
+    journal.write_text("".join(elsewhere))
+    reproduce("toy", out=out, progress=False, device="cuda:97")
+    there = json.loads((out / "results.json").read_text())
+    assert (
+        there["rows"] == here["rows"]
+        and there["command"] == "fedsaddle reproduce toy --part all --device cuda:97"
+    )
+    assert journal.read_text() == "".join(elsewhere)  # nothing was computed
+    journal.write_text("".join(elsewhere[1:]))
+    with pytest.raises(FedsaddleError, match=r"^train\.device: 'cuda:97' cannot be used: "):
+        reproduce("toy", out=out, progress=False, device="cuda:97")
+    assert journal.read_text() == "".join(elsewhere[1:])
+
+
 # ---- fedsgda -----------------------------------------------------------------------------------------------------
 
 

@@ -132,8 +132,10 @@ def test_what_was_written_after_the_checkpoint_is_dropped(tmp_path: Path) -> Non
     stopped(begin("codasca", tmp_path / "cut"), after=5)
     with open(tmp_path / "cut/history.jsonl", "ab") as file:
         file.write(b'{"round": 6, "pha')  # cut off in the middle
-    (tmp_path / "cut/checkpoint/round-0000006.safetensors.tmp").write_bytes(b"half")
+    (tmp_path / "cut/checkpoint/round-0000006.safetensors.7.tmp").write_bytes(b"half")
+    (tmp_path / "cut/result.json.7.tmp").write_bytes(b"half")
     begin("codasca", tmp_path / "cut", resume=True).finish()
+    assert not list(tmp_path.rglob("*.tmp"))
     same(tmp_path / "whole", tmp_path / "cut")
 
 
@@ -184,10 +186,20 @@ def test_a_full_disk_is_one_line_and_the_checkpoint_before_stays(
 def test_write_whole_keeps_the_old_file(tmp_path: Path) -> None:
     file = tmp_path / "a"
     write_whole(file, b"old")
-    (tmp_path / "a.tmp").mkdir()  # cannot be opened
+    (tmp_path / f"a.{os.getpid()}.tmp").mkdir()  # cannot be opened
     with pytest.raises(FedsaddleError, match="cannot be written"):
         write_whole(file, b"new")
     assert file.read_bytes() == b"old"
+
+
+def test_several_processes_may_write_the_same_file(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from fedsaddle.folder import write_whole\n"
+    code += "for _ in range(60): write_whole(Path(sys.argv[1]), sys.argv[2].encode() * 1000)"
+    texts = ("a", "b", "c")
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "file"), t]) for t in texts]
+    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    assert (tmp_path / "file").read_text() in [1000 * t for t in texts]
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_an_index_that_points_elsewhere_is_not_followed(tmp_path: Path) -> None:

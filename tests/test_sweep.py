@@ -251,6 +251,16 @@ def test_processes_stay_with_what_they_have_compiled() -> None:
     assert not left
 
 
+def test_steps_that_are_compiled_serve_other_data() -> None:
+    def share(compile: bool, **data: Any) -> _Share:
+        tree = {k: v for k, v in CANCER.items() if k != "sweep"}
+        return _Share.of([resolve(tree | {"data": data, "train": tree["train"] | {"compile": compile}})])
+
+    one, other = (share(True, name=name, test=0.25) for name in ("breast_cancer", "synthetic_binary"))
+    assert one.steps == other.steps is not None and one.data != other.data
+    assert share(False, name="breast_cancer").steps is None
+
+
 def test_processes_that_compile_nothing_stay_with_their_data() -> None:
     left = [_Share([], data, None) for data in "abba"]
     at: list[_Share | None] = [None, None]
@@ -1010,11 +1020,12 @@ def test_a_page_that_cannot_be_written_is_said() -> None:
     pytest.importorskip("plotly")
     result = sweep(save(QUADRATIC), out="out")
     before = Path("out/results.json").read_bytes()
-    for name in ("sweep.html.tmp", "table.md.tmp"):
-        Path("out", name).mkdir()  # in the way of the new file
-        with pytest.raises(FedsaddleError, match=name.removesuffix(".tmp")):
+    for name in ("sweep.html", "table.md"):
+        in_the_way = Path("out", f"{name}.{os.getpid()}.tmp")
+        in_the_way.mkdir()
+        with pytest.raises(FedsaddleError, match=name):
             sweep_report.write(result, "command")
-        Path("out", name).rmdir()
+        in_the_way.rmdir()
     assert Path("out/results.json").read_bytes() == before.replace(b"fedsaddle sweep tiny.toml", b"command")
 
 

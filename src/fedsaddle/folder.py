@@ -252,7 +252,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
     Args:
         mode: who may read and write it, as far as the system's own mask lets them; from the first moment on.
     """
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # other processes may write the same file
     try:
         temporary.unlink(missing_ok=True)  # one that a crash has left may have another mode
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:

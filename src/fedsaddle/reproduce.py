@@ -16,7 +16,8 @@ extra_rows(quick, build, **options), where there is one, adds rows that are not 
 numbers; build makes a config from changes of base.toml.
 
 One that takes hours has an option part = ("all", ...), by which its functions return fewer cells. Parts share one folder:
-a part is computed, and the table then shows all cells that are finished, so that parts add up to the whole.
+a part is computed, and the table then shows all cells that are finished, so that parts add up to the whole. Functions give
+the cells of a part that was not tuned yet, too, whose rows are not among those of the step before.
 together(**options), where there is one, says how many runs are computed as one at most (and so are lost by an interruption).
 
 An experiment that looks at the course of its runs names metrics in CURVES: a row then has them beside its final metrics, and
@@ -35,7 +36,7 @@ import importlib.util
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -122,6 +123,8 @@ def reproduce(
         raise FedsaddleError(f"experiment {name!r}: unknown; known are {', '.join(experiments()) or 'none'}")
     experiment = _load(folder)
     chosen = _variant(name, experiment, options)
+    steps = getattr(experiment, "STEPS", [lambda rows, quick, **options: experiment.cells(quick, **options)])
+    _check_part(name, steps[-1], quick, chosen, experiment)
     base = config.read(folder / "base.toml")
     variant = "-".join(["", *(v for k, v in chosen.items() if k != "part")])
     out = out or Path("runs") / "reproduce" / f"{name}{variant}{'-quick' if quick else ''}"
@@ -134,7 +137,6 @@ def reproduce(
     rows: list[Row] = []
     missing = 0
     earlier_rows: list[list[Row]] = []
-    steps = getattr(experiment, "STEPS", [lambda rows, quick, **options: experiment.cells(quick, **options)])
     tuned_on = experiment.tuned_on(**chosen) if hasattr(experiment, "tuned_on") and not quick else seeds
     with Processes(jobs) as processes:
         for i, step in enumerate(steps):
@@ -152,6 +154,7 @@ def reproduce(
                 config.resolve(left[0].tree)  # refuses a device that is not here; finished runs need none
             with RunsBar(progress, len(wanted), title) as tick:
                 finish(wanted, journal, together, clock.ticking(tick), federations, processes)
+            journal.read()  # other processes may have finished other parts meanwhile
             finished = [cell for cell in whole if all(run in journal for run in runs[id(cell)])]
             missing = len(whole) - len(finished)
             rows = [
@@ -180,6 +183,8 @@ def reproduce(
     }
     _judged(experiment, results, out)
     clock.write()
+    if not rows:
+        return out
     try:
         figure = experiment.figure(rows)
     except ImportError:
@@ -198,8 +203,8 @@ def _judged(experiment: ModuleType, results: dict[str, Any], out: Path) -> None:
     """Write results with their verdicts, and the table."""
     verdicts: list[Verdict] = experiment.judge(results["rows"])
     results |= {"verdicts": [v._asdict() for v in verdicts]}
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    (out / "table.md").write_text(_markdown(experiment, results, results["rows"], verdicts))
+    write_whole(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
+    write_whole(out / "table.md", _markdown(experiment, results, results["rows"], verdicts).encode())
 
 
 class _Clock:
@@ -255,6 +260,25 @@ def _variant(name: str, experiment: ModuleType, options: Mapping[str, str]) -> d
         if value not in known[key]:
             raise FedsaddleError(f"{name}: --{key} must be one of {', '.join(known[key])}, got {value!r}")
     return {key: options.get(key, values[0]) for key, values in known.items()}
+
+
+def _check_part(
+    name: str,
+    cells: Callable[..., Sequence[Cell]],
+    quick: bool,
+    chosen: Mapping[str, str],
+    experiment: ModuleType,
+) -> None:
+    """Refuse a part that has none of the cells of the last step, where others have some."""
+    if chosen.get("part", "all") == "all" or cells([], quick, **chosen):
+        return
+    parts = [part for part in experiment.OPTIONS["part"] if cells([], quick, **{**chosen, "part": part})]
+    if parts:  # else they depend on what is chosen before
+        others = " ".join(f"--{k} {v}" for k, v in chosen.items() if k != "part")
+        where = " in the quick version" if quick else f" with {others}" if others else ""
+        raise FedsaddleError(
+            f"{name}: --part {chosen['part']} has no cells{where}; choose one of {', '.join(parts)}"
+        )
 
 
 def _runs(base: Tree, cell: Cell, seeds: Sequence[int], device: str | None = None) -> list[config.Config]:
