@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import shutil
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -74,6 +75,22 @@ def test_obtained_numbers_are_of_the_full_experiment(name: str) -> None:
             assert folder.name == "-".join(variant)
     said = "**Run so far**" in (ROOT / name / "published.md").read_text()
     assert said == any(missing), f"{name}: published.md must say so if parts were not run"
+
+
+@pytest.mark.parametrize(
+    "begun", sorted(ROOT.glob("*/*/begun/*")), ids=lambda p: f"{p.parents[1].name}-{p.name}"
+)
+def test_what_was_begun_gives_what_was_obtained(begun: Path, tmp_path: Path) -> None:
+    """The table of the finished runs is made anew, with the time that they took, on any machine."""
+    before = json.loads((begun.parents[1] / "obtained" / begun.name / "results.json").read_text())
+    shutil.copytree(begun, tmp_path / "out")
+    name = str(begun.parents[1].relative_to(ROOT))
+    reproduce(name, out=tmp_path / "out", progress=False, options=before["options"], device="cuda")
+    after = json.loads((tmp_path / "out/results.json").read_text())
+    assert after["rows"] == before["rows"]
+    assert 0 <= after["seconds"] - before["seconds"] < 300
+    journal = "runs.jsonl"
+    assert (tmp_path / "out" / journal).read_bytes() == (begun / journal).read_bytes()
 
 
 @pytest.mark.parametrize("name", experiments())

@@ -7,6 +7,7 @@ An experiment is a folder experiments/PAPER/NAME with
                      judge(rows), figure(rows)
     published.md     the paper's numbers or claims
     obtained/        table.md, results.json and figure as obtained, with the command that made them
+    begun/           folders to go on in, where not all was run: runs.jsonl, and sittings/ with the time that it took
 
 An experiment with variants, such as data sets, lists them in OPTIONS = {"data": (default, other, ...)}; its functions then
 take them by name, and obtained/ has a folder for each variant that was run. One that tunes in turn has STEPS in place of
