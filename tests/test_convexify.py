@@ -1,6 +1,7 @@
 """Train-Convexify-Train: features are the tangent of the network, the same everywhere, and a linear second stage on them."""
 
 import dataclasses
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -520,6 +521,18 @@ def test_too_many_coordinates_are_refused_before_the_network_is_trained(
     monkeypatch.setattr(config.Config, "start", lambda *a, **k: pytest.fail("trained"))
     with pytest.raises(FedsaddleError, match=r"coordinates must be in 1\.\.610, .*, got 10000"):
         made.build()
+
+
+def test_a_first_stage_is_rehearsed_where_the_config_is(tmp_path: Path) -> None:
+    """And not in a journal, whose older runs are those of another machine, perhaps."""
+    tree = tomllib.loads(TWO_STAGES)
+    tree["train"]["device"] = tree["transform"][1]["first"]["train"]["device"] = "nowhere"
+    with pytest.raises(FedsaddleError, match=r"train\.device: 'nowhere' cannot be used"):
+        config.resolve(tree)
+    made = config.resolve(tree, rehearse=False)
+    older = "\n".join(line for line in config.dump(made).split("\n") if not line.startswith("guard = "))
+    (tmp_path / "runs.jsonl").write_text(json.dumps({"config": older, "metrics": {}}) + "\n")
+    assert older != config.dump(made) and made in Journal(tmp_path / "runs.jsonl")
 
 
 def test_a_missing_first_stage() -> None:

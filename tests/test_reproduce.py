@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import shutil
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ import pytest
 
 import fedsaddle as fs
 from fedsaddle import config
+from fedsaddle import finish as finishing
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.finish import finish
 from fedsaddle.journal import Journal
@@ -74,6 +76,22 @@ def test_obtained_numbers_are_of_the_full_experiment(name: str) -> None:
             assert folder.name == "-".join(variant)
     said = "**Run so far**" in (ROOT / name / "published.md").read_text()
     assert said == any(missing), f"{name}: published.md must say so if parts were not run"
+
+
+@pytest.mark.parametrize(
+    "begun", sorted(ROOT.glob("*/*/begun/*")), ids=lambda p: f"{p.parents[1].name}-{p.name}"
+)
+def test_what_was_begun_gives_what_was_obtained(begun: Path, tmp_path: Path) -> None:
+    """The table of the finished runs is made anew, with the time that they took, on any machine."""
+    before = json.loads((begun.parents[1] / "obtained" / begun.name / "results.json").read_text())
+    shutil.copytree(begun, tmp_path / "out")
+    name = str(begun.parents[1].relative_to(ROOT))
+    reproduce(name, out=tmp_path / "out", progress=False, options=before["options"], device="cuda")
+    after = json.loads((tmp_path / "out/results.json").read_text())
+    assert after["rows"] == before["rows"]
+    assert 0 <= after["seconds"] - before["seconds"] < 300
+    journal = "runs.jsonl"
+    assert (tmp_path / "out" / journal).read_bytes() == (begun / journal).read_bytes()
 
 
 @pytest.mark.parametrize("name", experiments())
@@ -233,6 +251,24 @@ def test_tuning_on_fewer_seeds_is_reported_on_all(tmp_path: Path, monkeypatch: p
     assert table.count("- a, 1: {'algorithm.lr': 0.01}\n") == 1  # though two steps chose it
 
 
+def test_the_steps_of_an_experiment_have_the_same_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "base.toml").write_text(TOY.format(lr=0.01))
+    (tmp_path / "toy" / "experiment.py").write_text((TUNED + TUNED_ON_ONE).format(select="closeness"))
+    monkeypatch.setattr("fedsaddle.reproduce._root", lambda: tmp_path)
+    begun: list[Any] = []
+    real = finishing.ProcessPoolExecutor
+    monkeypatch.setattr(
+        finishing,
+        "ProcessPoolExecutor",
+        lambda *given, **more: begun.append(real(*given, **more)) or begun[-1],
+    )
+    out = reproduce("toy", out=tmp_path / "out", progress=False, jobs=2)
+    assert len((out / "runs.jsonl").read_text().splitlines()) == 4 and len(begun) == 2
+
+
 def test_the_command_says_how_many_processes_there_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +390,72 @@ def test_parts_add_up_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     whole, _ = results("all")
     assert whole["rows"] == second["rows"] and len(seen) == 8  # nothing was left to run
     assert whole["rows"][1] == first["rows"][0]
+
+
+def test_a_part_that_another_process_finishes_meanwhile_is_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "base.toml").write_text(TOY.format(lr=0.01))
+    (tmp_path / "toy" / "experiment.py").write_text(PARTS)
+    monkeypatch.setattr("fedsaddle.reproduce._root", lambda: tmp_path)
+
+    def rows(part: str) -> list[int]:
+        out = reproduce("toy", out=tmp_path / "out", progress=False, options={"part": part})
+        return [row["K"] for row in json.loads((out / "results.json").read_text())["rows"]]
+
+    def beside(*given: Any) -> Any:
+        monkeypatch.setattr("fedsaddle.reproduce.finish", finish)
+        assert rows("K2") == [2]
+        return finish(*given)
+
+    monkeypatch.setattr("fedsaddle.reproduce.finish", beside)
+    assert rows("K1") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "quick", "says"),
+    [
+        ("cycp/tables", {"part": "table8"}, True, "--part table8 has no cells in the quick version; choose one of all, "),
+        ("cycp/tables", {"model": "cnn", "part": "table8"}, False, "no cells with --data phishing --model cnn; choose "),
+        ("codasca/cifar10-ih", {"part": "K16-10"}, True, "choose one of all, K8-10, K8-30, K8-10-I1, K8-30-I1$"),
+        ("fedsgda/auc", {"part": "figure4"}, True, "choose one of all, figure2, "),
+    ],
+)  # fmt: skip
+def test_a_part_without_cells_is_refused_before_any_work(
+    name: str, options: dict[str, str], quick: bool, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FedsaddleError, match=f"^{name}: .*{says}"):
+        reproduce(name, quick=quick, out=tmp_path / "out", options=options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_is_made_where_the_device_of_its_runs_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "base.toml").write_text(TOY.format(lr=0.01))
+    (tmp_path / "toy" / "experiment.py").write_text(PARTS)
+    monkeypatch.setattr("fedsaddle.reproduce._root", lambda: tmp_path)
+    out = reproduce("toy", out=tmp_path / "out", progress=False)
+    here, journal = json.loads((out / "results.json").read_text()), out / "runs.jsonl"
+    entries = [json.loads(line) for line in journal.open()]
+    for entry in entries:
+        entry["config"] = entry["config"].replace('device = "cpu"', 'device = "cuda:97"')
+        assert "cuda:97" in entry["config"]
+    elsewhere = [json.dumps(entry) + "\n" for entry in entries]
+    journal.write_text("".join(elsewhere))
+    reproduce("toy", out=out, progress=False, device="cuda:97")
+    there = json.loads((out / "results.json").read_text())
+    assert (
+        there["rows"] == here["rows"]
+        and there["command"] == "fedsaddle reproduce toy --part all --device cuda:97"
+    )
+    assert journal.read_text() == "".join(elsewhere)  # nothing was computed
+    journal.write_text("".join(elsewhere[1:]))
+    with pytest.raises(FedsaddleError, match=r"^train\.device: 'cuda:97' cannot be used: "):
+        reproduce("toy", out=out, progress=False, device="cuda:97")
+    assert journal.read_text() == "".join(elsewhere[1:])
 
 
 # ---- fedsgda -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -132,8 +133,10 @@ def test_what_was_written_after_the_checkpoint_is_dropped(tmp_path: Path) -> Non
     stopped(begin("codasca", tmp_path / "cut"), after=5)
     with open(tmp_path / "cut/history.jsonl", "ab") as file:
         file.write(b'{"round": 6, "pha')  # cut off in the middle
-    (tmp_path / "cut/checkpoint/round-0000006.safetensors.tmp").write_bytes(b"half")
+    (tmp_path / "cut/checkpoint/round-0000006.safetensors.7.tmp").write_bytes(b"half")
+    (tmp_path / "cut/result.json.7.tmp").write_bytes(b"half")
     begin("codasca", tmp_path / "cut", resume=True).finish()
+    assert not list(tmp_path.rglob("*.tmp"))
     same(tmp_path / "whole", tmp_path / "cut")
 
 
@@ -184,10 +187,20 @@ def test_a_full_disk_is_one_line_and_the_checkpoint_before_stays(
 def test_write_whole_keeps_the_old_file(tmp_path: Path) -> None:
     file = tmp_path / "a"
     write_whole(file, b"old")
-    (tmp_path / "a.tmp").mkdir()  # cannot be opened
+    (tmp_path / f"a.{os.getpid()}.tmp").mkdir()  # cannot be opened
     with pytest.raises(FedsaddleError, match="cannot be written"):
         write_whole(file, b"new")
     assert file.read_bytes() == b"old"
+
+
+def test_several_processes_may_write_the_same_file(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from fedsaddle.folder import write_whole\n"
+    code += "for _ in range(60): write_whole(Path(sys.argv[1]), sys.argv[2].encode() * 1000)"
+    texts = ("a", "b", "c")
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "file"), t]) for t in texts]
+    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    assert (tmp_path / "file").read_text() in [1000 * t for t in texts]
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_an_index_that_points_elsewhere_is_not_followed(tmp_path: Path) -> None:
@@ -388,8 +401,85 @@ def test_a_resumed_guard_does_not_go_back_to_a_checkpoint_that_has_grown(tmp_pat
         )  # fmt: skip
 
     stopped(run(), after=22)
+    index = tmp_path / "checkpoint/index.json"
+    entries = json.loads(index.read_text())
+    assert [(e["round"], e.pop("fallback")) for e in entries] == [(0, 0), (15, 0), (20, 0)]
+    index.write_text(
+        json.dumps(entries[1:])
+    )  # as an older fedsaddle has left it, which knew no other round then
     with pytest.raises(Diverged):
         run(resume=True).finish()
+
+
+@pytest.mark.parametrize("lr", [8.0, 1e4])
+@pytest.mark.parametrize("stop", [7, 22, 30, 45])
+def test_a_resumed_guard_goes_back_to_the_same_round(lr: float, stop: int, tmp_path: Path) -> None:
+    """That of the last sound evaluation, however long ago, and not that of the last checkpoint."""
+    quadratic = fs.quadratic_federation(clients=4)
+    auc = fs.Federation.from_arrays(
+        np.random.default_rng(0).standard_normal((80, 4)),
+        np.arange(80) % 2,
+        clients=np.repeat(np.arange(4), 20),
+    )
+
+    def run(kind: str, out: str, **options: Any) -> fs.Run:
+        torch.manual_seed(0)
+        problem, data = (
+            (fs.QuadraticSaddle(), quadratic) if kind == "quadratic" else (fs.AUC(torch.nn.Linear(4, 1)), auc)
+        )
+        algorithm = fs.CODASCA(lr=lr, local_steps=5) if kind == "auc" else fs.LocalSGDA(lr=lr, local_steps=5)
+        every = {"eval_every": 5} if kind == "auc" else {"eval_every": 20, "checkpoint_every": 7}
+        return fs.train(
+            problem, algorithm, data, rounds=200 if kind == "auc" else 60, dtype="float64", guard=20, progress=False,
+            out=tmp_path / kind / out, **every, **options,
+        )  # fmt: skip
+
+    for kind in ("quadratic", "auc"):
+        with pytest.warns(UserWarning, match="guard: back to round"):
+            whole = run(kind, "whole").finish()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rounds = iter(run(kind, "cut"))
+            while next(rounds)["round"] < stop:
+                pass
+            rounds.close()  # type: ignore[attr-defined]
+            resumed = run(kind, "cut", resume=True).finish()
+        assert torch.equal(whole.z, resumed.z) and whole.algorithm == resumed.algorithm
+        same(tmp_path / kind / "whole", tmp_path / kind / "cut")
+
+
+def test_a_run_that_is_killed_after_its_guard_went_back_goes_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before it writes the next checkpoint, when later ones, of rounds that no longer count, are still there."""
+    federation = fs.quadratic_federation(clients=4)
+
+    def run(out: str, **options: Any) -> fs.Run:
+        algorithm = fs.LocalSGDA(lr=8.0, local_steps=5)
+        return fs.train(
+            fs.QuadraticSaddle(), algorithm, federation, rounds=60, guard=20, eval_every=20, checkpoint_every=7,
+            out=tmp_path / out, progress=False, dtype="float64", **options,
+        )  # fmt: skip
+
+    with pytest.warns(UserWarning, match="guard: back to round"):
+        whole = run("whole").finish()
+    saved, real = [-1], Folder.save
+
+    def save(self: Folder, rounds: int, *more: Any) -> None:
+        if rounds <= saved[-1]:
+            raise RuntimeError("killed")
+        saved.append(rounds)
+        real(self, rounds, *more)
+
+    with warnings.catch_warnings(), monkeypatch.context() as patched:
+        warnings.simplefilter("ignore")
+        patched.setattr(Folder, "save", save)
+        with pytest.raises(RuntimeError, match="killed"):
+            run("cut").finish()
+    with pytest.warns(UserWarning, match="guard: back to round"):
+        resumed = run("cut", resume=True).finish()
+    assert torch.equal(whole.z, resumed.z)
+    same(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_a_guard_that_has_halved_goes_on_halved(tmp_path: Path) -> None:

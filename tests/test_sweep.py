@@ -6,13 +6,19 @@ import copy
 import dataclasses
 import itertools
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 import tomllib
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +32,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.alike import Federations
 from fedsaddle.config import dump, load, resolve
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.finish import _compute, _next, _Share, _shares, finish
+from fedsaddle.finish import Processes, _compute, _next, _Share, _shares, finish
 from fedsaddle.folder import held
 from fedsaddle.journal import Journal
 from fedsaddle.sweep import Result, Row, sweep
@@ -140,6 +146,25 @@ def test_what_does_not_fit_into_memory_is_halved(monkeypatch: pytest.MonkeyPatch
         sweep(save(QUADRATIC), out="none")
 
 
+@pytest.mark.parametrize(("guard", "each"), [(0, 2), (1, 1)])
+def test_no_more_runs_exist_than_are_computed_together(
+    guard: int, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[weakref.ref[Any]] = []
+    real = alike.run_all
+
+    def alone(runs: Sequence[Any], *tick: Any) -> None:
+        assert len(runs) == each and [run() for run in seen] == [None] * len(seen)
+        seen.extend(map(weakref.ref, runs))
+        real(runs, *tick)
+
+    monkeypatch.setattr(alike, "run_all", alone)
+    todo = plan(save(QUADRATIC | {"train": QUADRATIC["train"] | {"guard": guard}}))
+    wanted = [config for runs in todo.runs for config in runs]
+    finish(wanted, Journal(tmp_path / "runs.jsonl"), together=2)
+    assert len(seen) == len(wanted) == 4
+
+
 def test_what_cannot_be_stacked_runs_one_by_one(groups: list[int]) -> None:
     unsure = QUADRATIC | {"participation": {"name": "full", "failure": 0.2}}
     sweep(save(unsure), out="out")
@@ -225,6 +250,16 @@ def test_processes_stay_with_what_they_have_compiled() -> None:
         left.remove(share)
         assert share.steps == expected
     assert not left
+
+
+def test_steps_that_are_compiled_serve_other_data() -> None:
+    def share(compile: bool, **data: Any) -> _Share:
+        tree = {k: v for k, v in CANCER.items() if k != "sweep"}
+        return _Share.of([resolve(tree | {"data": data, "train": tree["train"] | {"compile": compile}})])
+
+    one, other = (share(True, name=name, test=0.25) for name in ("breast_cancer", "synthetic_binary"))
+    assert one.steps == other.steps is not None and one.data != other.data
+    assert share(False, name="breast_cancer").steps is None
 
 
 def test_processes_that_compile_nothing_stay_with_their_data() -> None:
@@ -418,8 +453,11 @@ def test_scores_of_validation_and_test_samples_are_kept() -> None:
     file = save(CANCER, {"algorithm.lr": [0.01]}, seeds=[0, 1])
     result = sweep(file, out="out")
     trees = [c.tree for c in plan(file).runs[0]]
-    beside = _compute(trees, 64, (), True, None, None)  # as in a process of its own
-    assert all(set(entry["scores"]) == {"valid", "test"} for entry in beside)
+    beside = Path("beside/runs.jsonl")
+    _compute(trees, 64, beside, (), True, None, None)  # as in a process of its own
+    for c in plan(file).runs[0]:
+        entry = Journal(beside)[c]
+        assert all(journal.kept_scores(beside.parent, entry, part) is not None for part in ("valid", "test"))
     tests = []
     for c, entry in zip(plan(file).runs[0], result.rows[0].runs, strict=True):
         run = c.run()
@@ -655,6 +693,58 @@ def test_a_line_that_another_process_left_half_written_is_dropped_before_the_nex
     assert list(Journal(path)._done) == ["a", "b"]
 
 
+def test_a_journal_waits_for_the_lock_before_it_looks_for_half_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was empty when it was opened may have half a line when this process has its turn."""
+    import fcntl
+
+    path, real = tmp_path / "runs.jsonl", fcntl.flock
+
+    def after_another(file: Any, operation: int) -> None:
+        real(file, operation)
+        path.write_bytes(b'{"conf')  # by one that was killed while it wrote
+
+    monkeypatch.setattr(fcntl, "flock", after_another)
+    Journal(path).add([{"config": "b", "metrics": {}}])
+    monkeypatch.undo()
+    assert list(Journal(path)._done) == ["b"]
+
+
+def test_a_journal_reads_what_others_have_added(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    one, other = Journal(path), Journal(path)
+    for i in range(2):
+        other.add([{"config": f"b{i}", "metrics": {}}])
+        one.read()
+        one.add([{"config": f"a{i}", "metrics": {}}])
+    assert list(one._done) == ["b0", "a0", "b1", "a1"] == list(Journal(path)._done)
+    path.write_bytes(path.read_bytes() + b"[]\n")
+    with pytest.raises(FedsaddleError, match=r"runs\.jsonl, line 5: is no finished run"):
+        one.read()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_finished_runs_are_kept_when_a_later_one_of_their_share_fails(
+    jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "seeded_model.py").write_text(
+        "import torch\n"
+        "def make(sample_shape):\n"
+        "    if torch.initial_seed() == 3:\n"
+        "        raise RuntimeError('no such model')\n"
+        "    return torch.nn.Linear(30, 1)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tree = CANCER | {"model": {"module": "seeded_model:make"}, "train": CANCER["train"] | {"guard": 1}}
+    todo = plan(save(tree, {"algorithm.lr": [0.01]}, seeds=list(range(8))))
+    with pytest.raises(FedsaddleError, match="no such model"):
+        finish(todo.runs[0], opened := Journal(tmp_path / "runs.jsonl"), jobs=jobs)
+    for kept in (opened, Journal(tmp_path / "runs.jsonl")):
+        seeds = {c.tree["train"]["seed"] for c in todo.runs[0] if c in kept}
+        assert seeds == ({0, 1, 2} if jobs == 1 else {0, 1, 2, 4, 5, 6, 7})
+
+
 def test_what_other_processes_finish_is_kept_when_one_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -676,6 +766,87 @@ def test_what_other_processes_finish_is_kept_when_one_fails(
         finish(wanted, Journal(tmp_path / "runs.jsonl"), together=1, jobs=2)
     kept = Journal(tmp_path / "runs.jsonl")
     assert [config in kept for config in wanted] == [False, True]
+
+
+OWN_PROCESS = """
+import os, pathlib, signal, time, torch
+def make(sample_shape):
+    seed = torch.initial_seed()
+    pathlib.Path("pid-%d" % seed).write_text(str(os.getpid()))
+    if seed == 1:
+        {at_seed_1}
+    return torch.nn.Linear(30, 1)
+"""
+
+
+def in_processes(name: str, at_seed_1: str, seeds: Sequence[int] = (0, 1)) -> str:
+    """The file of a sweep whose runs write down in which process they are computed; that of seed 1 does something else."""
+    Path(f"{name}.py").write_text(OWN_PROCESS.format(at_seed_1=at_seed_1))
+    tree = CANCER | {"model": {"module": f"{name}:make"}, "train": CANCER["train"] | {"guard": 1}}
+    return save(tree, {"algorithm.lr": [0.01]}, seeds=list(seeds))
+
+
+def test_a_process_that_is_killed_is_one_line_and_what_others_finish_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (wanted,) = plan(in_processes("killed_model", "os.kill(os.getpid(), signal.SIGKILL)")).runs
+    with pytest.raises(FedsaddleError, match=r"one of 2 processes was killed, .*: use fewer; .*__main__"):
+        finish(wanted, opened := Journal(tmp_path / "runs.jsonl"), jobs=2)
+    assert [config in opened for config in wanted] == [True, False]
+
+
+def computes(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_what_ends_the_first_process_alone_ends_all(sent: signal.Signals, tmp_path: Path) -> None:
+    """As `kill` and job managers do; Ctrl-C reaches all of them."""
+    file = in_processes("slow_model", "time.sleep(600)")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedsaddle", "sweep", file, "--jobs", "2", "--out", "out"],
+        env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 120
+        while not (Path("pid-1").exists() and Path("out/runs.jsonl").exists()) and time.monotonic() < until:
+            time.sleep(0.1)
+        pid = int(Path("pid-1").read_text())
+        assert computes(pid) or sys.platform != "linux"
+        process.send_signal(sent)
+        _, said = process.communicate(timeout=20)
+        if sent == signal.SIGINT:
+            assert process.returncode == 130 and "interrupted; finished runs are in out/runs.jsonl" in said
+            assert len(said.strip().splitlines()) == 1, said
+        until = time.monotonic() + 20
+        while computes(pid) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not computes(pid) and len(lines()) == 1
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_processes_stay_for_a_later_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (wanted,) = plan(in_processes("kept_model", "pass", seeds=(0, 1, 2, 3))).runs
+    with Processes(2) as processes:
+        for runs in (wanted[:2], wanted[2:]):
+            finish(runs, Journal(tmp_path / "runs.jsonl"), jobs=processes)
+    one, two, three, four = (int(Path(f"pid-{seed}").read_text()) for seed in range(4))
+    assert {one, two} == {three, four} and len({one, two, os.getpid()}) == 3
+
+
+def test_of_processes_that_are_kept_those_begin_that_have_compiled_what_is_left() -> None:
+    processes = Processes(3)
+    processes.last = [_Share([], "a", steps) for steps in ("FedAvg", None, "CODASCA")]
+    assert processes.idle(1, [_Share([], "a", "CODASCA")]) == [2]
+    assert processes.idle(3, [_Share([], "a", "CODASCA")]) == [2, 0, 1]
+    assert processes.idle(2, [_Share([], "a", None)]) == [0, 1]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -850,11 +1021,12 @@ def test_a_page_that_cannot_be_written_is_said() -> None:
     pytest.importorskip("plotly")
     result = sweep(save(QUADRATIC), out="out")
     before = Path("out/results.json").read_bytes()
-    for name in ("sweep.html.tmp", "table.md.tmp"):
-        Path("out", name).mkdir()  # in the way of the new file
-        with pytest.raises(FedsaddleError, match=name.removesuffix(".tmp")):
+    for name in ("sweep.html", "table.md"):
+        in_the_way = Path("out", f"{name}.{os.getpid()}.tmp")
+        in_the_way.mkdir()
+        with pytest.raises(FedsaddleError, match=name):
             sweep_report.write(result, "command")
-        Path("out", name).rmdir()
+        in_the_way.rmdir()
     assert Path("out/results.json").read_bytes() == before.replace(b"fedsaddle sweep tiny.toml", b"command")
 
 

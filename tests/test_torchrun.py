@@ -85,12 +85,12 @@ def start(case: str, engine: str, **options: Any) -> fs.Run:
     )
 
 
-def guarded(engine: str) -> fs.Run:
+def guarded(engine: str, **options: Any) -> fs.Run:
     """A run that diverges after an evaluation, where clients remember something."""
     algorithm = fs.CODASCA(lr=1e4, local_steps=5)
     return fs.train(
         fs.QuadraticSaddle(), algorithm, fs.quadratic_federation(clients=7), rounds=36, dtype="float64", eval_every=7,
-        guard=20, engine=engine,
+        guard=20, engine=engine, **options,
     )  # fmt: skip
 
 
@@ -126,6 +126,12 @@ def program(out: Path) -> None:
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         done["guarded"] = {"z": guarded("torchrun").z.tolist(), "back": [str(w.message) for w in heard]}
+        rounds = iter(guarded("torchrun", out=out / "guarded", checkpoint_every=2))
+        while next(rounds)["round"] < 8:  # after an evaluation
+            pass
+        rounds.close()  # type: ignore[attr-defined]
+        run = guarded("torchrun", out=out / "guarded", checkpoint_every=2, resume=True)
+        done["guarded, resumed"] = {"z": run.z.tolist()}
 
     for case in ("codasca, full", "coda, full"):
         done[f"{case}: work"] = said(lambda case=case: start(case, "torchrun", model=Broken(rank == 1)))
@@ -244,6 +250,7 @@ def test_a_guard_gives_every_process_its_clients_memory_back(done: list[dict[str
     for of_rank in done:
         assert any("guard: back to round" in text for text in of_rank["guarded"]["back"])
         np.testing.assert_allclose(of_rank["guarded"]["z"], alone, rtol=1e-9)
+        assert of_rank["guarded, resumed"]["z"] == of_rank["guarded"]["z"]
 
 
 def test_some_case_has_rounds_with_nobody_and_failures(done: list[dict[str, Any]]) -> None:

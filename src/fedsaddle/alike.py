@@ -109,7 +109,8 @@ def computed(
 ) -> Iterator[list[tuple[Config, Run]]]:
     """Finished runs, group by group as they were computed; no more of them exist at a time than that.
 
-    Where a group does not fit into memory, half of it is computed together from then on.
+    A group is emptied when the next is asked for. Where one does not fit into memory, half of it is computed
+    together from then on.
     """
     waiting = list(alike)
     while waiting:
@@ -131,6 +132,7 @@ def computed(
             yield group
             taken = {id(c) for c, _ in group}
             waiting = [c for c in waiting if id(c) not in taken]
+            group.clear()  # who asks has the list still
         else:
             give_back()
 

@@ -279,7 +279,7 @@ def resolve(tree: Mapping[str, Any], name: str = "run", rehearse: bool = True) -
             for i, change in enumerate(given):
                 out[section].append(filled(section, change, f"transform[{i}]"))
                 if "first" in out[section][i]:
-                    first = _first_stage(out, i).tree
+                    first = _first_stage(out, i, rehearse).tree
                     out[section][i]["first"] = {k: first[k] for k in _OF_FIRST if k in first}
         else:
             out[section] = filled(section, given, section, out.get("data"))
@@ -301,7 +301,7 @@ def _check_shares(data: Tree) -> None:
             raise FedsaddleError(f"data.{key}: must be a share in (0, 1), got {share:g}; {remedy}")
 
 
-def _first_stage(tree: Tree, i: int) -> Config:
+def _first_stage(tree: Tree, i: int, rehearse: bool = True) -> Config:
     """The run that trains the network of transform i: its own sections, to be built on the data as they are there."""
     sections, path = tree["transform"][i]["first"], f"transform[{i}].first"
     for section in sections:
@@ -309,7 +309,7 @@ def _first_stage(tree: Tree, i: int) -> Config:
             unknown_key(f"{path}.", section, "section", _OF_FIRST, "a first stage has")
     data: Tree = {k: tree[k] for k in ("data", "partition") if k in tree}
     try:
-        return resolve({**data, **sections})
+        return resolve({**data, **sections}, rehearse=rehearse)
     except FedsaddleError as error:
         raise FedsaddleError(f"{path}: {error}") from error
 

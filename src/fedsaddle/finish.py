@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import os
+import signal
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +20,7 @@ import torch
 from fedsaddle.alike import Federations, Tick, Tracked, computed, give_back, shape
 from fedsaddle.config import Config
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.journal import Entry, Journal, entry_of, key_of
+from fedsaddle.journal import Entry, Journal, append, entry_of, key_of
 from fedsaddle.networks import Networks
 
 TOGETHER = 64
@@ -30,17 +33,18 @@ def finish(
     together: int = TOGETHER,
     tick: Tick = lambda n, text: None,
     federations: Federations | None = None,
-    jobs: int = 1,
+    jobs: int | Processes = 1,
 ) -> list[Entry]:
     """Compute the runs that the journal lacks, and return the entries of all.
 
     Args:
         wanted: one config a run.
-        journal: gets each run as soon as it is finished.
+        journal: gets each run as soon as it is finished, by whichever process computes it.
         together: at most so many runs are computed as one.
         tick: hears of the progress.
         federations: those that are loaded already.
-        jobs: so many processes compute beside one another, each with one thread and its own copy of the data.
+        jobs: so many processes compute beside one another, each with one thread and its own copy of the data; or those that
+            an earlier call has left.
     """
     left = {key_of(c): c for c in wanted if c not in journal}
     tracked = Tracked.of(wanted, journal.path.parent)
@@ -49,15 +53,17 @@ def finish(
     for c in left.values():
         by_data.setdefault(Federations.key(c), {}).setdefault(shape(c), []).append(c)
     federations = federations or Federations.beside(journal.path)
-    if jobs > 1 and left:
+    most = jobs.most if isinstance(jobs, Processes) else jobs
+    if most > 1 and left:
         for by_shape in by_data.values():
             first = next(iter(by_shape.values()))[0]
             first.train_first(federations.networks, lambda text: tick(0, text))
         federations.drop(*by_data)  # each process loads its own
         give_back()
         alike = [a for by_shape in by_data.values() for a in by_shape.values()]
-        shares = _shares(alike, together, jobs)
-        _beside(shares, journal, together, tick, jobs, tracked, federations.networks.folder)
+        shares = _shares(alike, together, most)
+        with nullcontext(jobs) if isinstance(jobs, Processes) else Processes(jobs) as processes:
+            _beside(shares, journal, together, tick, processes, tracked, federations.networks.folder)
         return [journal[c] for c in wanted]
     for data, by_shape in by_data.items():
         for same in by_shape.values():
@@ -98,65 +104,114 @@ def _seeds_in_turn(runs: Sequence[Config]) -> tuple[list[Config], int]:
     return [c for _, c in sorted(zip(rank, runs, strict=True), key=lambda pair: pair[0])], len(seen)
 
 
+class Processes:
+    """Processes that compute beside one another, begun when there is work for them; they keep what they have compiled.
+
+    Args:
+        most: how many.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.last: list[_Share | None] = []  # what each computes, or did last
+        self._pools: list[ProcessPoolExecutor] = []
+        self._spawn = multiprocessing.get_context(
+            "spawn"
+        )  # a forked process would inherit torch's threads, and hang
+        self._done: Any = None  # how much they have done, in runs; to write it waits for nobody
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pool in self._pools:
+            pool.shutdown()
+
+    @property
+    def done(self) -> float:
+        return 0.0 if self._done is None else float(self._done.value)
+
+    def begin(self, n: int) -> None:
+        """Let there be n, or as many as there may be."""
+        self._done = self._done or self._spawn.Value("d", 0.0)
+        while len(self._pools) < min(n, self.most):
+            self._pools.append(
+                ProcessPoolExecutor(1, self._spawn, initializer=_begin, initargs=(self._done,))
+            )
+            self.last.append(None)
+
+    def idle(self, n: int, left: Sequence[_Share]) -> list[int]:
+        """The n that should begin, when none computes: those first that have compiled steps for what is left."""
+        wanted = {share.steps for share in left} - {None}
+        has = [last is not None and last.steps in wanted for last in self.last]
+        return sorted(range(len(has)), key=lambda process: not has[process])[:n]
+
+    def give(self, process: int, share: _Share, *more: Any) -> Future[None]:
+        self.last[process] = share
+        return self._pools[process].submit(_compute, [c.tree for c in share.runs], *more)
+
+    def stop(self) -> None:
+        """End them at once, whatever they compute."""
+        for pool in self._pools:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            pool.shutdown()
+        self._pools, self.last = [], []
+
+
 def _beside(
     shares: Sequence[list[Config]],
     journal: Journal,
     together: int,
     tick: Tick,
-    jobs: int,
+    processes: Processes,
     tracked: Tracked | None,
     networks: Path | None,
 ) -> None:
     """Compute shares of runs, each of which are alike, in several processes.
 
-    When one fails no more are begun; those that run are waited for and written down, and then its error is raised.
+    When one fails no more are begun; those that run are waited for, and then its error is raised. Where this process is
+    interrupted, nothing is waited for.
     """
-    spawn = multiprocessing.get_context("spawn")  # a forked process would inherit torch's threads, and hang
-    done = spawn.Value("d", 0.0)  # how much the processes have done, in runs; to write it waits for nobody
     left = [_Share.of(share) for share in shares]
-    words, told = f"{min(jobs, len(left))} processes", 0.0
+    n = min(processes.most, len(left))
+    words, told = f"{n} processes", processes.done
+    path = journal.path.absolute()
     failed: BaseException | None = None
+    running: dict[Future[None], int] = {}
+
+    def give(process: int) -> None:
+        share = _next(left, processes.last[process], processes.last)
+        left.remove(share)
+        more = (together, path, journal.curves, journal.scores, tracked, networks)
+        running[processes.give(process, share, *more)] = process
+
     tick(0, words)
-    with ExitStack() as stack:
-        processes = [
-            stack.enter_context(ProcessPoolExecutor(1, spawn, initializer=_begin, initargs=(done,)))
-            for _ in range(min(jobs, len(left)))
-        ]
-        at: list[_Share | None] = [None] * len(processes)  # what each computes, or did last
-        running: dict[Future[list[Entry]], int] = {}
-
-        def give(process: int) -> None:
-            at[process] = share = _next(left, at[process], at)
-            left.remove(share)
-            trees = [c.tree for c in share.runs]
-            running[
-                processes[process].submit(
-                    _compute, trees, together, journal.curves, journal.scores, tracked, networks
-                )
-            ] = process
-
-        try:
-            for process in range(len(processes)):
-                give(process)
-            while running:
-                ended, _ = wait(running, _LOOK, FIRST_COMPLETED)
-                now = done.value
-                tick(now - told, words)
-                told = now
-                for share in ended:
-                    process = running.pop(share)
-                    if (error := share.exception()) is None:
-                        journal.add(share.result())
-                    elif failed is None:
-                        failed = error
-                    if left and failed is None:
-                        give(process)
-        finally:
-            for pool in processes:
-                pool.shutdown(wait=False, cancel_futures=True)
+    processes.begin(n)
+    try:
+        for process in processes.idle(n, left):
+            give(process)
+        while running:
+            ended, _ = wait(running, _LOOK, FIRST_COMPLETED)
+            now = processes.done
+            tick(now - told, words)
+            told = now
+            for share in ended:
+                process = running.pop(share)
+                failed = failed or share.exception()
+                if left and failed is None:
+                    give(process)
+    except BrokenProcessPool as error:  # one that had nothing to do
+        processes.stop()
+        failed = failed or error
+    except BaseException:  # an interrupt, and no run's own error
+        processes.stop()
+        raise
+    journal.read()
     if isinstance(failed, BrokenProcessPool):
         raise FedsaddleError(
-            f"jobs: one of {jobs} processes was killed, perhaps for want of memory; use fewer"
+            f"jobs: one of {n} processes was killed, perhaps for want of memory: use fewer; or your script starts processes "
+            'at import: put the call under if __name__ == "__main__":'
         )
     if failed is not None:
         raise failed
@@ -196,10 +251,20 @@ _done: Any = None  # of a process of several: how much all of them have done
 
 
 def _begin(done: Any) -> None:
-    """Of a process: one thread, and where to say how much is done."""
+    """Of a process: one thread, and where to say how much is done; Ctrl-C is for the first process, with which it ends."""
     global _done
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_first, daemon=True).start()
     torch.set_num_threads(1)
     _done = done
+
+
+def _end_with_the_first() -> None:
+    """Else a process whose first one was killed would wait for work, and hold its memory, for ever."""
+    first = multiprocessing.parent_process()
+    assert first is not None
+    first.join()
+    os._exit(1)
 
 
 def _tell(n: float, text: str) -> None:
@@ -211,19 +276,18 @@ def _tell(n: float, text: str) -> None:
 def _compute(
     trees: Sequence[dict[str, Any]],
     together: int,
+    journal: Path,
     curves: Sequence[str],
     scores: bool,
     tracked: Tracked | None,
     networks: Path | None,
-) -> list[Entry]:
-    """In a process of its own: the entries of runs that are alike."""
+) -> None:
+    """In a process of its own: compute runs that are alike, and write down each group of them as soon as it is finished."""
     give_back()  # other processes need what an earlier share had
-    entries = []
     alike = [Config(tree) for tree in trees]
     federations = _last_federation(Federations.key(alike[0]), networks)
     for group in computed(alike, federations, together, tracked, _tell):
-        entries += [entry_of(c, run, curves, scores) for c, run in group]
-    return entries
+        append(journal, [entry_of(c, run, curves, scores) for c, run in group])
 
 
 @functools.lru_cache(maxsize=1)  # shares of the same data follow one another

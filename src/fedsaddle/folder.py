@@ -3,7 +3,7 @@
     config.toml             what was asked for (config.py)
     history.jsonl           a record a round; the same run writes the same bytes
     seconds.jsonl           when each record was written
-    checkpoint/index.json   the checkpoints, newest last, with their checksums
+    checkpoint/index.json   the checkpoints, newest last, with their checksums, and to which round a guard goes back
     checkpoint/*.safetensors
     model.safetensors, result.json, report.html     when the run has ended
     scores.csv              with them, the test samples and their scores (scores.py)
@@ -136,17 +136,26 @@ class Folder:
 
     # ---- checkpoints -------------------------------------------------------------------------------------
 
-    def save(self, rounds: int, data: bytes) -> None:
-        """Keep a checkpoint, and drop the oldest."""
+    def save(self, rounds: int, data: bytes, fallback: int | None = None) -> None:
+        """Keep a checkpoint, and drop the oldest.
+
+        Args:
+            fallback: the round to whose checkpoint a guard goes back from there, which stays too.
+        """
         folder = self.path / CHECKPOINTS
         folder.mkdir(exist_ok=True)
         name = f"round-{rounds:07d}.safetensors"
         for file in (HISTORY, SECONDS):  # what the checkpoint follows lasts before it does
             _settle(self.path / file)
         write_whole(folder / name, data)
-        entry = {"file": name, "round": rounds, "sha256": hashlib.sha256(data).hexdigest()}
-        entries = [e for e in self._index() if e["round"] < rounds][1 - _KEPT :]
-        write_whole(folder / INDEX, json.dumps([*entries, entry], indent=1).encode() + b"\n")
+        entry: Record = {"file": name, "round": rounds, "sha256": hashlib.sha256(data).hexdigest()}
+        if fallback is not None:
+            entry["fallback"] = fallback
+        entries = [*(e for e in self._index() if e["round"] < rounds), entry]
+        newest = entries[-_KEPT:]
+        needed = {e.get("fallback") for e in newest}
+        entries = [e for e in entries if e in newest or e["round"] in needed]
+        write_whole(folder / INDEX, json.dumps(entries, indent=1).encode() + b"\n")
         self._tidy()
 
     def _tidy(self) -> None:
@@ -157,6 +166,24 @@ class Folder:
             with suppress(OSError):
                 file.unlink()
 
+    def fallback(self, rounds: int) -> tuple[int, bytes] | None:
+        """The round to which a guard goes back from the checkpoint after so many rounds, and its checkpoint.
+
+        None where there was no guard, or an older fedsaddle that did not keep it.
+        """
+        entries = {e["round"]: e for e in self._index()}
+        entry = entries.get(entries.get(rounds, {}).get("fallback"))
+        data = entry and self._whole(entry)
+        return (entry["round"], data) if entry and data else None
+
+    def _whole(self, entry: Record) -> bytes | None:
+        """A checkpoint of the index; None where it is not as it was written."""
+        with suppress(OSError):
+            data: bytes = (self.path / CHECKPOINTS / entry["file"]).read_bytes()
+            if hashlib.sha256(data).hexdigest() == entry["sha256"]:
+                return data
+        return None
+
     def latest(self) -> bytes:
         """The newest checkpoint that is whole."""
         entries = self._index()
@@ -164,10 +191,8 @@ class Folder:
             written = (self.path / HISTORY).read_bytes().count(b"\n")
             entries = [e for e in entries if e["round"] < written] or entries
         for entry in reversed(entries):
-            with suppress(OSError):
-                data: bytes = (self.path / CHECKPOINTS / entry["file"]).read_bytes()
-                if hashlib.sha256(data).hexdigest() == entry["sha256"]:
-                    return data
+            if data := self._whole(entry):
+                return data
         if not entries:
             raise FedsaddleError(
                 f"{self.path}: has no checkpoint; a run writes its first one after its set-up, unless checkpoint_every is 0"
@@ -289,7 +314,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
     Args:
         mode: who may read and write it, as far as the system's own mask lets them; from the first moment on.
     """
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # other processes may write the same file
     try:
         temporary.unlink(missing_ok=True)  # one that a crash has left may have another mode
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -373,12 +398,13 @@ def locked(folder: Path, busy: str) -> IO[bytes] | None:
 
 @contextmanager
 def held(path: Path) -> Iterator[IO[bytes]]:
-    """A file to read and add to, which others that ask for it so wait for, as far as the system has such locks."""
+    """A file at its end, to read and add to; others that ask for it so wait, as far as the system has such locks."""
     with open(path, "a+b") as file:  # closing it lets it go
         with suppress(ImportError, OSError):
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0, os.SEEK_END)  # which has moved if another process wrote meanwhile
         yield file
 
 

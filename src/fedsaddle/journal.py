@@ -43,20 +43,31 @@ class Journal:
         self.path, self.curves, self.scores = path, tuple(curves), scores
         self._done: dict[str, Entry] = {}
         self._renewed = False
-        if not path.exists():
+        self._size = self._lines = 0  # of what was read
+        self.read()
+
+    def read(self) -> None:
+        """Take in the lines that the file has got since it was last read, from other processes too."""
+        if not self.path.exists():
             return
-        whole = path.read_bytes()
-        if not _ends(whole):  # another process writes just now, or was killed while it wrote
-            with held(path) as file:
-                whole = _mended(file)
-        for n, line in enumerate(whole.split(b"\n")[:-1], 1):
+        with open(self.path, "rb") as journal:
+            journal.seek(self._size)
+            new = journal.read()
+        if not _ends(new):  # another process writes just now, or was killed while it wrote
+            with held(self.path) as journal:
+                new = _mended(journal)[self._size :]
+        self._size += len(new)
+        for line in new.split(b"\n")[:-1]:
+            self._lines += 1
             try:
                 entry = {"metrics": {}, **from_json(line)}
                 if not (isinstance(entry["metrics"], dict) and isinstance(entry.get("curves", {}), dict)):
                     raise ValueError
                 self._done[entry["config"]] = entry
             except (ValueError, KeyError, TypeError):
-                raise FedsaddleError(f"{path}, line {n}: is no finished run; delete the line") from None
+                raise FedsaddleError(
+                    f"{self.path}, line {self._lines}: is no finished run; delete the line"
+                ) from None
 
     def __contains__(self, config: Config) -> bool:
         key = key_of(config)
@@ -79,22 +90,27 @@ class Journal:
 
     def add(self, entries: Sequence[Entry]) -> None:
         """Write down finished runs."""
+        append(self.path, entries)
         self._done |= {entry["config"]: entry for entry in entries}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        scores = [(entry, entry.pop("scores", {})) for entry in entries]
-        with held(self.path) as journal:
-            if journal.tell() > 0:  # at its end
-                journal.seek(-1, os.SEEK_END)
-                if journal.read() != b"\n":
-                    _mended(journal)
-            journal.write("".join(json.dumps(entry) + "\n" for entry in entries).encode())
-        for entry, parts in scores:  # after the runs, which are not lost where these cannot be written
-            for part, found in parts.items():
-                file = _scores_file(self.path.parent, entry, part)
-                file.parent.mkdir(exist_ok=True)
-                buffer = io.BytesIO()
-                np.save(buffer, found)
-                write_whole(file, buffer.getvalue())
+
+
+def append(path: Path, entries: Sequence[Entry]) -> None:
+    """Write finished runs into a journal, and their scores beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scores = [(entry, entry.pop("scores", {})) for entry in entries]
+    with held(path) as journal:
+        if journal.tell() > 0:  # at its end
+            journal.seek(-1, os.SEEK_END)
+            if journal.read() != b"\n":
+                _mended(journal)
+        journal.write("".join(json.dumps(entry) + "\n" for entry in entries).encode())
+    for entry, parts in scores:  # after the runs, which are not lost where these cannot be written
+        for part, found in parts.items():
+            file = _scores_file(path.parent, entry, part)
+            file.parent.mkdir(exist_ok=True)
+            buffer = io.BytesIO()
+            np.save(buffer, found)
+            write_whole(file, buffer.getvalue())
 
 
 def _ends(text: bytes) -> bool:

@@ -7,6 +7,7 @@ An experiment is a folder experiments/PAPER/NAME with
                      judge(rows), figure(rows)
     published.md     the paper's numbers or claims
     obtained/        table.md, results.json and figure as obtained, with the command that made them
+    begun/           folders to go on in, where not all was run: runs.jsonl, and sittings/ with the time that it took
 
 An experiment with variants, such as data sets, lists them in OPTIONS = {"data": (default, other, ...)}; its functions then
 take them by name, and obtained/ has a folder for each variant that was run. One that tunes in turn has STEPS in place of
@@ -16,7 +17,8 @@ extra_rows(quick, build, **options), where there is one, adds rows that are not 
 numbers; build makes a config from changes of base.toml.
 
 One that takes hours has an option part = ("all", ...), by which its functions return fewer cells. Parts share one folder:
-a part is computed, and the table then shows all cells that are finished, so that parts add up to the whole.
+a part is computed, and the table then shows all cells that are finished, so that parts add up to the whole. Functions give
+the cells of a part that was not tuned yet, too, whose rows are not among those of the step before.
 together(**options), where there is one, says how many runs are computed as one at most (and so are lost by an interruption).
 
 An experiment that looks at the course of its runs names metrics in CURVES: a row then has them beside its final metrics, and
@@ -25,7 +27,7 @@ measure(curves), called for each run, derives further metrics from them.
 Every cell is tuned by `SELECT` (mean over seeds), of validation data where there are some, and reported on test data
 (`METRICS`); results.json keeps every point that was tried, with its `SELECT`. Each finished run is appended to runs.jsonl,
 so that an interrupted reproduction goes on where it stopped; runs that differ in seed or real-valued hyper-parameters are
-computed together (journal.py).
+computed together (alike.py, replicas.py).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ import importlib.util
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -43,7 +45,7 @@ from typing import Any, NamedTuple
 from fedsaddle import config
 from fedsaddle.alike import Federations, Tick
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.finish import TOGETHER, finish
+from fedsaddle.finish import TOGETHER, Processes, finish
 from fedsaddle.folder import write_whole
 from fedsaddle.journal import Entry, Journal, over_seeds, short
 from fedsaddle.keys import Tree
@@ -123,6 +125,8 @@ def reproduce(
         raise FedsaddleError(f"experiment {name!r}: unknown; known are {', '.join(experiments()) or 'none'}")
     experiment = _load(folder)
     chosen = _variant(name, experiment, options)
+    steps = getattr(experiment, "STEPS", [lambda rows, quick, **options: experiment.cells(quick, **options)])
+    _check_part(name, steps[-1], quick, chosen, experiment)
     base = read(folder / "base.toml")
     variant = "-".join(["", *(v for k, v in chosen.items() if k != "part")])
     out = out or Path("runs") / "reproduce" / f"{name}{variant}{'-quick' if quick else ''}"
@@ -135,26 +139,29 @@ def reproduce(
     rows: list[Row] = []
     missing = 0
     earlier_rows: list[list[Row]] = []
-    steps = getattr(experiment, "STEPS", [lambda rows, quick, **options: experiment.cells(quick, **options)])
     tuned_on = experiment.tuned_on(**chosen) if hasattr(experiment, "tuned_on") and not quick else seeds
-    for i, step in enumerate(steps):
-        own = seeds if step is steps[-1] else tuned_on
-        title = name if len(steps) == 1 else f"{name}, step {i + 1} of {len(steps)}"
-        earlier_rows.append(rows)
-        cells = step(rows, quick, **chosen)
-        runs = {id(cell): _runs(base, cell, own, device) for cell in cells}
-        whole = cells
-        if chosen.get("part", "all") != "all":
-            whole = step(rows, quick, **chosen | {"part": "all"})
-            runs |= {id(cell): _runs(base, cell, own, device) for cell in whole}
-        wanted = [run for cell in cells for run in runs[id(cell)]]
-        if left := [run for run in wanted if run not in journal]:
-            config.resolve(left[0].tree)  # the device is here; a table of finished runs can be made elsewhere
-        with RunsBar(progress, len(wanted), title) as tick:
-            finish(wanted, journal, together, clock.ticking(tick), federations, jobs)
-        finished = [cell for cell in whole if all(run in journal for run in runs[id(cell)])]
-        missing = len(whole) - len(finished)
-        rows = [_tuned(experiment, cell, [journal[r] for r in runs[id(cell)]], title) for cell in finished]
+    with Processes(jobs) as processes:
+        for i, step in enumerate(steps):
+            own = seeds if step is steps[-1] else tuned_on
+            title = name if len(steps) == 1 else f"{name}, step {i + 1} of {len(steps)}"
+            earlier_rows.append(rows)
+            cells = step(rows, quick, **chosen)
+            runs = {id(cell): _runs(base, cell, own, device) for cell in cells}
+            whole = cells
+            if chosen.get("part", "all") != "all":
+                whole = step(rows, quick, **chosen | {"part": "all"})
+                runs |= {id(cell): _runs(base, cell, own, device) for cell in whole}
+            wanted = [run for cell in cells for run in runs[id(cell)]]
+            if left := [run for run in wanted if run not in journal]:
+                config.resolve(left[0].tree)  # refuses a device that is not here; finished runs need none
+            with RunsBar(progress, len(wanted), title) as tick:
+                finish(wanted, journal, together, clock.ticking(tick), federations, processes)
+            journal.read()  # other processes may have finished other parts meanwhile
+            finished = [cell for cell in whole if all(run in journal for run in runs[id(cell)])]
+            missing = len(whole) - len(finished)
+            rows = [
+                _tuned(experiment, cell, [journal[r] for r in runs[id(cell)]], title) for cell in finished
+            ]
     if hasattr(experiment, "extra_rows"):
         rows = rows + experiment.extra_rows(quick, lambda change: _changed(base, change), **chosen)
     told = {
@@ -178,6 +185,8 @@ def reproduce(
     }
     _judged(experiment, results, out)
     clock.write()
+    if not rows:
+        return out
     try:
         figure = experiment.figure(rows)
     except ImportError:
@@ -196,8 +205,8 @@ def _judged(experiment: ModuleType, results: dict[str, Any], out: Path) -> None:
     """Write results with their verdicts, and the table."""
     verdicts: list[Verdict] = experiment.judge(results["rows"])
     results |= {"verdicts": [v._asdict() for v in verdicts]}
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    (out / "table.md").write_text(_markdown(experiment, results, results["rows"], verdicts))
+    write_whole(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
+    write_whole(out / "table.md", _markdown(experiment, results, results["rows"], verdicts).encode())
 
 
 class _Clock:
@@ -253,6 +262,25 @@ def _variant(name: str, experiment: ModuleType, options: Mapping[str, str]) -> d
         if value not in known[key]:
             raise FedsaddleError(f"{name}: --{key} must be one of {', '.join(known[key])}, got {value!r}")
     return {key: options.get(key, values[0]) for key, values in known.items()}
+
+
+def _check_part(
+    name: str,
+    cells: Callable[..., Sequence[Cell]],
+    quick: bool,
+    chosen: Mapping[str, str],
+    experiment: ModuleType,
+) -> None:
+    """Refuse a part that has none of the cells of the last step, where others have some."""
+    if chosen.get("part", "all") == "all" or cells([], quick, **chosen):
+        return
+    parts = [part for part in experiment.OPTIONS["part"] if cells([], quick, **{**chosen, "part": part})]
+    if parts:  # else they depend on what is chosen before
+        others = " ".join(f"--{k} {v}" for k, v in chosen.items() if k != "part")
+        where = " in the quick version" if quick else f" with {others}" if others else ""
+        raise FedsaddleError(
+            f"{name}: --part {chosen['part']} has no cells{where}; choose one of {', '.join(parts)}"
+        )
 
 
 def _runs(base: Tree, cell: Cell, seeds: Sequence[int], device: str | None = None) -> list[config.Config]:

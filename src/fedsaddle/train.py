@@ -249,7 +249,9 @@ class Run:
             named(track) if self.clients.writes else {}, out, resume, self.config, versions()
         )
         self._saved: int | None = None  # the round of the last checkpoint in the folder
-        self._fallback = b""  # the last checkpoint to which a guard may go back
+        self._fallback: tuple[int, bytes] | None = (
+            None  # to which a guard may go back: its round, a checkpoint
+        )
         self._stopping = False
         # which part of the data after which round, its scores, and who is positive
         self._scored: tuple[tuple[str, int], Tensor, Tensor] | None = None
@@ -421,11 +423,12 @@ class Run:
                 r, self.state, constants(self.problem, self._posed), clients, accounts, self.config,
                 versions(),
             ).packed(self._posed)  # fmt: skip
-            if self._folder is not None and self._checkpoints:
-                self._folder.save(r, data)
-                self._saved = r
             if guarded:
-                self._fallback = data
+                self._fallback = r, data
+            if self._folder is not None and self._checkpoints:
+                back = self._fallback[0] if self._fallback is not None and self._guard > 0 else None
+                self._folder.save(r, data, back)
+                self._saved = r
 
     def _sound(self) -> bool:
         """Whether, where it was last evaluated, what training lowers was no higher than at the start."""
@@ -460,11 +463,18 @@ class Run:
             self.algorithm = replace(self.algorithm, **_steps(self.algorithm, self._halved))
             kept = clients.alone(lambda: self._folder.rewind(saved.round) if self._folder is not None else [])
             self._records = [_packed(r) for r in kept]
-            self._fallback = data if self._guard and self._sound() else b""
+            if self._guard:
+                own = (saved.round, data) if self._sound() else None
+                self._fallback = clients.alone(
+                    lambda: self._folder.fallback(saved.round) if self._folder is not None else None
+                )
+                self._fallback = self._fallback or own  # an older fedsaddle kept none
         else:
             del self._records[saved.round + 1 :]
             if self._folder is not None:
                 self._folder.rewind(saved.round)
+            if self._checkpoints:
+                self._saved = saved.round
         if saved.round == self.rounds:
             (found,) = self.look(saved.round, self.state.z.unsqueeze(0))
             self._by_client = found.evaluation.by_client if found.evaluation is not None else {}
@@ -512,13 +522,14 @@ class Run:
     def _step_back(self, error: Diverged) -> int:
         """Halve the step sizes and go back to the last sound evaluation, where a guard is left: how many rounds are done."""
         halved = _steps(self.algorithm, 1)
-        if self._guard == 0 or not halved or not self._fallback:
+        if self._guard == 0 or not halved or self._fallback is None:
             raise error
+        _, data = self._fallback
         self._guard, self._halved = self._guard - 1, self._halved + 1
         self.algorithm = replace(self.algorithm, **halved)
         self._resume = False
         # of the first process, which alone has all clients' memory
-        round = self._restored(self.clients.alone(lambda: self._fallback))
+        round = self._restored(self.clients.alone(lambda: data))
         text = ", ".join(f"{k} is {v:g} now" for k, v in halved.items())
         warn(f"{error}; guard: back to round {round}, {text}")
         return round
