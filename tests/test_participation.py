@@ -164,6 +164,7 @@ def test_shares_are_those_of_the_rounds_means(scheme: Participation, weights: np
 
 def test_one_client_that_weighs_much_weighs_less_than_its_part_where_few_come() -> None:
     """With Uniform(2) it is in one round of ten, and nearly all of that round's mean: 0.1 (m/n) of 600 / 609 each time."""
+    participation._averaged.cache_clear()
     weights = np.array([600.0, *[9.0] * 19])
     shares = Uniform(2).shares(20, 0, weights)
     assert shares is not None and shares[0] == pytest.approx(0.1 * 600 / 609, rel=0.1)

@@ -89,7 +89,7 @@ class Participation(ABC):
         """
         if weights is None or (weights == weights[0]).all():
             return np.full(n, 1 / n)
-        return _average(self, n, weights.tobytes()).copy()
+        return _averaged(self, n, weights.tobytes()).copy()
 
     def draw(self, n: int, seed: int, round: int, draw: int = 0) -> Draw:
         """Who of the n clients takes part in a round; `draw` numbers independent draws within the round."""
@@ -379,13 +379,17 @@ _MOST_DRAWS, _MOST_NUMBERS = 5_000, 10_000_000
 
 
 @lru_cache(maxsize=64)
-def _average(scheme: Participation, n: int, weights: bytes) -> Shares:
+def _averaged(scheme: Participation, n: int, weights: bytes) -> Shares:
+    return _average(scheme, n, np.frombuffer(weights))
+
+
+def _average(scheme: Participation, n: int, w: Shares) -> Shares:
     """What clients of these weights w weigh in the mean of a round, where any set of k is as likely as another.
 
     Client i is in a share k/n of the rounds, as w_i / (w_i + W), where those who weigh W are any k - 1 of the rest (drawn
     with replacement: of all). So every draw, less one client, says something of each client.
     """
-    w, q, rng = np.frombuffer(weights), np.zeros(n), np.random.default_rng(0)
+    q, rng = np.zeros(n), np.random.default_rng(0)
     again = isinstance(scheme, Uniform) and scheme.replacement
     for round in range(max(50, min(_MOST_DRAWS, _MOST_NUMBERS // n))):
         ids, counts, answered = scheme.draw(n, 0, round)

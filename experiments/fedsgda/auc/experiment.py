@@ -20,7 +20,9 @@ METRICS = {
 SELECT = "valid_end"
 SEEDS = [0, 1, 2]
 CURVES = ["auc", "valid_auc"]
-OPTIONS = {"part": ("all", "figure2", "figure4", "figure5", "figure6", "figure6c")}
+# the paper does not say what its network ends in
+NETWORKS = {"cnn": {"name": "cnn"}, "cnn-sigmoid": {"name": "cnn", "sigmoid": True}}
+OPTIONS = {"model": tuple(NETWORKS), "part": ("all", "figure2", "figure4", "figure5", "figure6", "figure6c")}
 
 TABLE_2 = {  # (S, K, batch): eta, gamma of MB; c_eta, c_gamma, c_alpha of STORM
     (5, 1, 5): ((1.0, 1e-2), (1.0, 1e-1, 5.0)),
@@ -83,11 +85,11 @@ def _cell(method, figure, setting, S, K, batch, steps, place, quick, divisors=DI
     return Cell(at, {**place, **own}, points)
 
 
-def cells(quick, part):
+def cells(quick, part, model="cnn"):
     small = {
         "data.name": "digits", "data.positive": "0", "data.test": 0.3, "partition.clients": 20, "model.name": "mlp",
         "train.rounds": 3, "train.eval_every": 1,
-    } if quick else {}  # fmt: skip
+    } if quick else {"model": NETWORKS[model]}  # fmt: skip
     sorted_data = {
         **small,
         "partition.name": "sorted_share",
