@@ -13,6 +13,7 @@ from functools import cache, partial
 from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from fedsaddle import ambiguity, clients, cohort, messages, participation, problem, projections, sampling
@@ -300,7 +301,7 @@ MUTATIONS = [
     Mutation("the margin dual keeps p(1-p)", auc, "minus_dalpha = self._margin_step(z) * share", "minus_dalpha = self._margin_step(z) * share * p * (1 - p)", by("codasca-margin")),
     Mutation("clients weigh equally in groups of any size", participation, "own * (1 - self.failure**visit.m)", "own * len(members)", test_core.test_unequal_groups_do_not_make_the_scores_collapse),
     Mutation("a large client is in the mean of every round", participation, "q += len(here) * w / (w + others)", "q += w", test_participation.test_one_client_that_weighs_much_weighs_less_than_its_part_where_few_come),
-    Mutation("a client weighs twice in its own rounds", participation, "others[here] = w[here].sum() - w[here]", "others[here] = w[here].sum()", test_participation.test_one_client_that_weighs_much_weighs_less_than_its_part_where_few_come),
+    Mutation("a client weighs twice in its own rounds", participation, "others[here] = w[here].sum() - w[here]", "others[here] = w[here].sum()", partial(test_participation.test_shares_are_those_of_the_rounds_means, participation.Uniform(4), np.array([5.0, 1.0, 2.0, 3.0, 1.0]))),
     # ---- empirical risk
     Mutation("the logistic loss has the wrong sign", erm, "-h, h))", "h, -h))", by("fedavg")),
     Mutation("the squared loss is not halved", erm, "(h - target) ** 2 / 2", "(h - target) ** 2", by("fedavg-squared")),

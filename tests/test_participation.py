@@ -152,6 +152,7 @@ def test_cyclic_visits_every_group_once_an_epoch(
     ids=repr,
 )  # fmt: skip
 def test_shares_are_those_of_the_rounds_means(scheme: Participation, weights: np.ndarray | None) -> None:
+    participation._averaged.cache_clear()
     n, rounds, total = 5, 6000, np.zeros(5)
     for round in range(rounds):
         ids, counts, answered = scheme.draw(n, 1, round)
