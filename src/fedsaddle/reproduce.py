@@ -71,10 +71,11 @@ class Cell(NamedTuple):
 class Verdict(NamedTuple):
     """A claim, judged."""
 
-    claim: str
+    claim: str  # the same words for every variant of an experiment
     holds: bool | None  # None: what was run does not decide it
     numbers: str
     published: str = ""  # what the paper has for it
+    short: str = ""  # the numbers that decide, in ten words at most, for an overview
 
 
 def in_words(holds: bool | None) -> str:
