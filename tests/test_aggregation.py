@@ -157,3 +157,7 @@ def test_a_median_that_ignores_weights_says_so() -> None:
     assert torch.equal(found, z("clients", aggregation="median")) and not torch.equal(
         z("samples"), z("clients")
     )
+    with pytest.warns(UserWarning, match="so the samples that clients count by have no effect"):
+        fs.train(
+            fs.ERM(torch.nn.Linear(6, 1)), fs.DeltaFL(lr=0.1), fed, rounds=1, aggregation="median"
+        ).finish()

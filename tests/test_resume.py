@@ -212,6 +212,19 @@ def test_an_index_that_points_elsewhere_is_not_followed(tmp_path: Path) -> None:
         Folder(tmp_path, resume=True).latest()
 
 
+def test_a_checkpoint_of_rounds_that_were_dropped_is_not_gone_on_from(tmp_path: Path) -> None:
+    """After a guard has gone back, an older checkpoint of a later round follows rounds that are no more."""
+    with Folder(tmp_path) as run:
+        for r in range(14):
+            run.append({"round": r, "seconds": 0.0})
+        run.save(10, b"ten")
+        run.save(13, b"thirteen")
+        run.rewind(10)
+        for r in range(11, 15):
+            run.append({"round": r, "seconds": 0.0})
+        assert run.latest() == b"ten"
+
+
 # ------------------------------------------------------------------------------------------------- divergence
 
 

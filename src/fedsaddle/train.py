@@ -192,11 +192,14 @@ class Run:
         algorithm.check(problem)
         by_reply = algorithm.counting == "samples" and algorithm.weighs_replies
         if machine.aggregation in rules.WEIGHTLESS and by_reply:
+            chosen = getattr(algorithm, "weights", None) == "samples"  # others count so by themselves
+            what = "weights = 'samples' has" if chosen else "the samples that clients count by have"
             warn(
-                f"{type(algorithm).__name__}: the {machine.aggregation} counts every reply once, so weights = 'samples' "
-                "has no effect; trimmed_mean weighs"
+                f"{type(algorithm).__name__}: the {machine.aggregation} counts every reply once, so {what} "
+                "no effect; trimmed_mean weighs"
             )
-            algorithm = replace(algorithm, **{"weights": "clients"})
+            if chosen:
+                algorithm = replace(algorithm, **{"weights": "clients"})
         participation.validate(federation.n_clients)
         self.algorithm, self.federation, self.rounds, self.seed = algorithm, federation, rounds, seed
         self.eval_every = eval_every or max(1, rounds // 50)
