@@ -4,7 +4,8 @@
 
 A rule takes the replies [..., S, k] of all who answered and their weights [..., S], and gives [..., 1, k]. It takes the
 place of the mean in `Clients.mean`, so it works with every algorithm that averages. Replies with numbers that are not finite
-do not count. No rule helps where an algorithm asks for all replies (`Clients.gather`), such as the losses of robust methods.
+do not count. No rule helps where an algorithm asks for all replies (`Clients.gather`), such as the losses of robust methods;
+`Clients.gather` warns of that.
 
     mean                    by weights
     median                  of every coordinate, each reply counting once (Yin et al. 2018)

@@ -33,7 +33,7 @@ from torch import Tensor
 from fedsaddle import sampling
 from fedsaddle.aggregation import ByRule, Mean, Rule
 from fedsaddle.cohort import Batching, Cohort
-from fedsaddle.errors import Diverged, FedsaddleError, NobodyAnswered
+from fedsaddle.errors import Diverged, FedsaddleError, NobodyAnswered, warn
 from fedsaddle.messages import (
     Once,
     PhaseTraffic,
@@ -113,6 +113,7 @@ class Clients(ABC):
         self.rounds: int | None = None  # how many there will be, where that is known
         self.has_memory = False
         self.watched = False  # whether replies that are not finite end the run at once
+        self._told: set[str] = set()  # the works whose replies the rule has no part in, as was said
         self._phase = self._draws = self._integers = self._pools = 0  # counted within a round
         self._cohort: Draw | None = None
         self._asked: list[np.ndarray] = []
@@ -188,12 +189,27 @@ class Clients(ABC):
 
     def gather(self, work: Work, message: Any, *, who: Draw | None = None) -> Gathered:
         """One phase: send `message`, run `work` on every participant, return all replies [S, k]."""
+        if self.aggregation is not None and self.round >= 0:
+            self._warn_of_rule(work)
         parts = list(self._exchange(work, message, who))
         ids = torch.as_tensor(np.concatenate([ids for ids, _, _ in parts], axis=-1))
         return Gathered(
             ids,
             tree_map(lambda *rows: torch.cat(rows, dim=-2), *(opened(replies) for _, _, replies in parts)),
         )
+
+    def _warn_of_rule(self, work: Work) -> None:
+        """Say once of each client work whose replies are gathered that no rule guards them."""
+        name, owner = work.__name__, work.__qualname__.partition(".")[0]
+        if self.algorithm is not None:  # what is inherited has the name of another
+            owner = type(self.algorithm).__name__
+        if name not in self._told:
+            self._told.add(name)
+            warn(
+                f"{owner}: takes what each client answers to {name} as it is; aggregation has no part in it, only in means "
+                "of replies, so one wrong client can spoil the run: check what clients send, or take a method that "
+                "averages, such as CODASCA, SCAFFOLD or FedAvg"
+            )
 
     def sample(self, m: int | None = None, p: np.ndarray | None = None) -> Draw:
         """Participants drawn anew: by the run's scheme, m distinct of all, or m with probabilities p (with replacement).
