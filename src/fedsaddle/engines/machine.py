@@ -62,11 +62,6 @@ class Machine(NamedTuple):
         """Clients simulated on this machine, of one run or of replicas."""
         chunk = 1 if self.engine == "serial" else self.chunk
         kind = Torchrun if self.engine == "torchrun" else Simulation
-        if task.aggregation is not None and self.engine == "torchrun":
-            raise FedsaddleError(
-                f"train: aggregation {self.aggregation!r} needs all replies in one process; engine 'torchrun' adds them up "
-                "where they are: use 'stacked'"
-            )
         return kind(
             task, chunk=chunk, device=self.device, compile=self.compile, precision=self.precision, offload=self.offload,
         )  # fmt: skip

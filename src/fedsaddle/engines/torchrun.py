@@ -73,6 +73,11 @@ class Torchrun(Simulation):
         super().__init__(task._replace(federation=_only(federation, own)), **options)
         if len(self.seeds) > 1:
             raise FedsaddleError("replicas: engine 'torchrun' computes one run at a time; use 'stacked'")
+        if self.aggregation is not None:
+            raise FedsaddleError(
+                "train: engine 'torchrun' adds replies up where they are, and a rule of aggregation needs all of them in "
+                "one process; use engine 'stacked', or aggregation 'mean'"
+            )
         if options.get("offload"):
             raise FedsaddleError(
                 "train: engine 'torchrun' keeps its samples on the device; use offload=False"
