@@ -44,7 +44,7 @@ from fedsaddle.progress import RoundsBar
 from fedsaddle.remarks import grown
 from fedsaddle.sampling import SAMPLINGS
 from fedsaddle.summary import LISTS, MAX_LISTED, result, run_config, versions
-from fedsaddle.toml import quoted
+from fedsaddle.toml import in_line, quoted
 from fedsaddle.trackers import Track, Tracking, named
 from fedsaddle.wire import tensors_of
 
@@ -56,6 +56,10 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 _MAX_DUAL = 100  # dual variables in a record
+_OF_Y = (
+    "lr_dual",
+    "momentum_dual",
+)  # hyper-parameters that say something of y alone, where they are not None
 
 
 def train(
@@ -197,6 +201,13 @@ class Run:
                 "has no effect; trimmed_mean weighs"
             )
             algorithm = replace(algorithm, **{"weights": "clients"})
+        of_y = {k: v for k in _OF_Y if (v := getattr(algorithm, k, None)) is not None}
+        if of_y and problem.n_y == 0:
+            have, it = ("has", "it") if len(of_y) == 1 else ("have", "them")
+            warn(
+                f"{type(algorithm).__name__}: {type(problem).__name__} has no dual variables y, so {in_line(of_y)} {have} "
+                f"no effect; leave {it} out"
+            )
         participation.validate(federation.n_clients)
         self.algorithm, self.federation, self.rounds, self.seed = algorithm, federation, rounds, seed
         self.eval_every = eval_every or max(1, rounds // 50)
