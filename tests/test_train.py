@@ -78,6 +78,14 @@ def test_model_comes_back_as_the_users_module(federation: fs.Federation) -> None
     assert torch.equal(flat, run.z[:-3])
 
 
+@pytest.mark.parametrize("what", ["model", "raw_model"])
+def test_a_run_without_a_model_says_so_before_it_trains(what: str) -> None:
+    run = fs.train(fs.QuadraticSaddle(), fs.LocalSGDA(), fs.quadratic_federation(), rounds=3)
+    with pytest.raises(FedsaddleError, match=r"QuadraticSaddle: has no model; its solution is run\.z"):
+        getattr(run, what)
+    assert "0 of 3 rounds done" in repr(run) and run.state is None
+
+
 def test_run_directory(federation: fs.Federation, tmp_path) -> None:
     run = _run(federation, out=tmp_path / "a", participation=fs.Uniform(2)).finish()
     lines = [json.loads(line) for line in (tmp_path / "a/history.jsonl").read_text().splitlines()]

@@ -680,6 +680,8 @@ class Run:
     @property
     def model(self) -> nn.Module:
         """The trained model, as the module that was brought; it takes features as the federation has them, scaled."""
+        if not self.problem.has_module:
+            self.problem.module(self.problem.init())  # refuses, before any round is run
         return self.problem.module(self.z)
 
     @property
