@@ -36,6 +36,7 @@ from fedsaddle.engines.machine import Machine, dtype_named
 from fedsaddle.errors import Diverged, FedsaddleError, NobodyAnswered, first_line, require, warn
 from fedsaddle.federation import Federation
 from fedsaddle.folder import TANGENT, Folder, Stopped, differing, write_whole
+from fedsaddle.measures import LOWERED
 from fedsaddle.messages import BYTES_PER_NUMBER
 from fedsaddle.metrics import Evaluation, Split, auc_interval
 from fedsaddle.participation import Full, Participation
@@ -730,7 +731,7 @@ class Run:
     @property
     def began(self) -> Record:
         """What the objective was before training; None where it is not measured."""
-        return {f"{k}_at_start": self._records[0].get(k) for k in ("loss", "pair_loss", "phi", "grad_phi")}
+        return {f"{k}_at_start": self._records[0].get(k) for k in (*LOWERED, "grad_phi")}
 
     def auc_interval(self, part: Literal["test", "valid"]) -> list[float] | None:
         """Between what the AUC of test or validation data may lie, as far as the choice of samples goes: 95 %."""
