@@ -64,14 +64,12 @@ class ByRule:
     """All replies turned into one by a rule, but for what is marked Each, in the order of the clients."""
 
     def __init__(self, rule: Rule) -> None:
-        self.total = torch.zeros(())  # of the weights [..., 1, 1]
         self._rule = rule
         self._parts: list[tuple[Tensor, Tensor, Any]] = []
 
     def add(self, ids: Tensor, w: Tensor, replies: Any) -> None:
         """As of `Mean`."""
         self._parts.append((ids, w, replies))
-        self.total = self.total + w.sum(-1)[..., None, None]
 
     def result(self) -> Any:
         ids, w = (torch.cat([part[i] for part in self._parts], dim=-1) for i in (0, 1))

@@ -122,28 +122,23 @@ class Clients(ABC):
     # ---- what an algorithm calls -------------------------------------------------------------------------
 
     def mean(
-        self, work: Work, message: Any, *, who: Draw | None = None, weights: Tensor | str | None = "clients"
+        self, work: Work, message: Any, *, who: Draw | None = None, weights: str = "clients"
     ) -> tuple[Any, float | Tensor]:
         """One phase: send `message`, run `work` on every participant, average the replies.
 
         Args:
             who: participants; by default the round's.
-            weights: "clients" or None (each participant equally), "samples" (by local sample count), or one weight a
-                client [N], with replicas [R, N].
+            weights: "clients" (each participant equally) or "samples" (by local sample count).
 
         Returns:
             the mean reply, every tensor [1, k] (rows [S, k] where the reply is marked `Each`), and the share of all
             clients that are in it: M/N, or by their weights (one a replica [R, 1, 1]).
         """
-        per: Tensor | None  # weight of each client
-        if isinstance(weights, Tensor):
-            per = weights.to("cpu", torch.float64)
-        elif weights in ("clients", "samples", None):
-            per = self.size_weights if weights == "samples" else None
-        else:
+        if weights not in ("clients", "samples"):
             raise FedsaddleError(
-                f"mean: weights must be 'clients', 'samples' or a tensor [N], got {weights!r}"
+                f"mean: weights must be 'clients' or 'samples', got {weights!r}; gather replies to weigh them otherwise"
             )
+        per = self.size_weights if weights == "samples" else None  # weight of each client
         rule = self.aggregation if self.round >= 0 else None
         collected: Mean | ByRule = Mean() if rule is None else ByRule(rule)
         present, answered = torch.zeros(()), 0
@@ -151,15 +146,13 @@ class Clients(ABC):
             at = torch.as_tensor(ids)
             w = torch.as_tensor(counts, dtype=torch.float64)  # [..., S]
             if per is not None:
-                own = per[at] if per.ndim == 1 or at.ndim == 1 else per.gather(-1, at)
+                own = per[at]
                 w, present = w * own, present + own.sum(-1)[..., None, None]
             collected.add(at, w, replies)
             answered += ids.shape[-1]
-        if (collected.total <= 0).any():  # where not finite it is a divergence, which the run notices
-            raise FedsaddleError(f"mean: the weights of the {answered} participants must sum to more than 0")
         if per is None:
             return collected.result(), answered / self.n_clients
-        share = present / per.sum(-1)[..., None, None]
+        share = present / per.sum()
         return collected.result(), share.item() if share.numel() == 1 else share.to(self.device, self.dtype)
 
     @cached_property

@@ -143,7 +143,7 @@ class Torchrun(Simulation):
     # ---- all clients -------------------------------------------------------------------------------------
 
     def mean(
-        self, work: Work, message: Any, *, who: Draw | None = None, weights: Tensor | str | None = "clients"
+        self, work: Work, message: Any, *, who: Draw | None = None, weights: str = "clients"
     ) -> tuple[Any, float | Tensor]:
         mean = super().mean
 
