@@ -20,7 +20,6 @@ import dataclasses
 import hashlib
 import hmac
 import os
-import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ from fedsaddle.errors import FedsaddleError, did_you_mean, short
 from fedsaddle.federation import Federation
 from fedsaddle.folder import write_whole
 from fedsaddle.ingest import text_of
-from fedsaddle.keys import Key, Tree, checked, keys_of, mistakes
+from fedsaddle.keys import Key, Tree, checked, keys_of, mistakes, wrong_name
 from fedsaddle.parse import read_toml
 from fedsaddle.scaling import Scaling
 from fedsaddle.toml import quoted
@@ -408,8 +407,8 @@ def _mistakes(tree: Tree) -> list[str]:
     own = {"name": Key(str), "memory": Key(str, ""), "modules": Key(list[str], [])}
     found = list(mistakes({k: v for k, v in tree.items() if k != "data"}, own, "", "a site"))
     name = tree.get("name")
-    if isinstance(name, str) and not re.fullmatch(r"[^\s./\\][^/\\\x00-\x1f]*", name):
-        found.append(f"name: must be text without slashes, to name a folder, got {quoted(name)}")
+    if isinstance(name, str) and (why := wrong_name(name)):
+        found.append(why)
     if not isinstance(tree.get("data"), dict):
         found.append('data: section is missing; for example [data] with file = "patients.csv"')
     else:
