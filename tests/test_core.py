@@ -473,12 +473,14 @@ def test_small_clients_are_no_padding_beside_large_ones(replicas, monkeypatch):
     data = {"x": torch.randn(n, 4).double(), "y": torch.arange(n) % 2}
     problem = ERM(nn.Linear(4, 1).double())
     z = torch.randn(6, problem.n_x).double()
-    ids, alike = torch.arange(6), 1
+    ids, per_seed = torch.arange(6), 1
     key = torch.zeros(1, dtype=torch.long)
     if replicas is not None:
         ids, first, sizes = (v.expand(replicas, -1) for v in (ids, first, sizes))
-        z, key, alike = torch.randn(replicas, 6, problem.n_x).double(), key.expand(replicas, -1), replicas
-    cohort = Cohort(problem, ids, data, first, sizes, None, key, Batching(), torch.float64, 70, alike=alike)
+        z, key, per_seed = torch.randn(replicas, 6, problem.n_x).double(), key.expand(replicas, -1), replicas
+    cohort = Cohort(
+        problem, ids, data, first, sizes, None, key, Batching(), torch.float64, 70, per_seed=per_seed
+    )
     read, gathered = [], Cohort._gathered
     monkeypatch.setattr(
         Cohort,
