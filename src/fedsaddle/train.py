@@ -217,6 +217,7 @@ class Run:
         self.clients = machine.clients(
             Task(problem, federation, participation, batching, (seed,), machine.dtype, algorithm, rule)
         )
+        self._posed = self.clients.problem  # later with its constants agreed on
         shares = self.clients.shares()
         parts = {"train": federation, "valid": federation.valid, "test": federation.test}
         self._splits = {
@@ -260,6 +261,7 @@ class Run:
         self.tracking = Tracking(
             named(track) if self.clients.writes else {}, out, resume, self.config, versions()
         )
+        self._checkpoints = False  # whether any process writes them, which all know once the run starts
         self._saved: int | None = None  # the round of the last checkpoint in the folder
         self._fallback: tuple[int, bytes] | None = (
             None  # to which a guard may go back: its round, a checkpoint
@@ -381,12 +383,12 @@ class Run:
 
     def _go(self) -> Iterator[Record]:
         clients = self.clients
-        clients.rounds, self._posed = self.rounds, clients.problem
+        clients.rounds = self.rounds
         self._checkpoints = self._every > 0 and clients.alone(lambda: self._folder is not None)
         started = time.perf_counter()
         if self._resume:
             found = clients.alone(lambda: self._folder.latest() if self._folder is not None else b"")
-            done = self._restored(found)
+            done = self._resumed(self._checked(found), found)
             started -= self._records[-1]["seconds"]
             for record in self._records:
                 self.tracking.log(record)
@@ -447,53 +449,64 @@ class Run:
         last = next(r for r in reversed(self._records) if self.evaluated(r["round"]))
         return not grown(self.began | {"metrics": last})
 
-    def _restored(self, data: bytes) -> int:
-        """Take up the run where a checkpoint stands: how many rounds are done."""
-        clients = self.clients
+    def _checked(self, data: bytes) -> Checkpoint:
+        """A checkpoint, if it is of a run that is described as this one and has as many rounds."""
         saved = Checkpoint.unpacked(data, self.algorithm, self._posed)
         if (changed := differing(saved.config, self.config)) and not self._allow:
             raise FedsaddleError(
                 f"resume: the run is described differently than when it was begun: {', '.join(changed)}; --allow goes on "
                 "nevertheless"
             )
-        if (changed := differing(saved.versions, versions())) and self._resume:
-            warn(f"resume: versions have changed: {', '.join(changed)}; results may differ")
         if saved.round > self.rounds:
             raise FedsaddleError(
                 f"resume: {saved.round} rounds are done already, rounds must be more, got {self.rounds}"
             )
+        return saved
 
-        try:
-            self._take_up(saved)
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise FedsaddleError(
-                f"checkpoint: is none of this run ({type(error).__name__}: {first_line(error)})"
-            ) from error
-        if self._resume:
-            self._saved, self._halved = saved.round, int(saved.accounts["halved"])
-            self._guard = max(0, self._guard - self._halved)
-            self.algorithm = replace(self.algorithm, **_steps(self.algorithm, self._halved))
-            kept = clients.alone(lambda: self._folder.rewind(saved.round) if self._folder is not None else [])
-            self._records = [_packed(r) for r in kept]
-            if self._guard:
-                own = (saved.round, data) if self._sound() else None
-                self._fallback = clients.alone(
-                    lambda: self._folder.fallback(saved.round) if self._folder is not None else None
-                )
-                self._fallback = self._fallback or own  # an older fedsaddle kept none
-        else:
-            del self._records[saved.round + 1 :]
-            if self._folder is not None:
-                self._folder.rewind(saved.round)
-            if self._checkpoints:
-                self._saved = saved.round
+    def _resumed(self, saved: Checkpoint, data: bytes) -> int:
+        """Take up the run that the folder holds, where its last checkpoint stands: how many rounds are done."""
+        if changed := differing(saved.versions, versions()):
+            warn(f"resume: versions have changed: {', '.join(changed)}; results may differ")
+        self._take_up(saved)
+        self._saved, self._halved = saved.round, int(saved.accounts["halved"])
+        self._guard = max(0, self._guard - self._halved)
+        self.algorithm = replace(self.algorithm, **_steps(self.algorithm, self._halved))
+        kept = self.clients.alone(
+            lambda: self._folder.rewind(saved.round) if self._folder is not None else []
+        )
+        self._records = [_packed(r) for r in kept]
+        if self._guard:
+            own = (saved.round, data) if self._sound() else None
+            self._fallback = self.clients.alone(
+                lambda: self._folder.fallback(saved.round) if self._folder is not None else None
+            )
+            self._fallback = self._fallback or own  # an older fedsaddle kept none
         if saved.round == self.rounds:
             (found,) = self.look(saved.round, self.state.z.unsqueeze(0))
             self._by_client = found.evaluation.by_client if found.evaluation is not None else {}
         return saved.round
 
+    def _gone_back(self, saved: Checkpoint) -> int:
+        """Drop what came after a checkpoint of this run: how many rounds are done."""
+        self._take_up(saved)
+        del self._records[saved.round + 1 :]
+        if self._folder is not None:
+            self._folder.rewind(saved.round)
+        if self._checkpoints:
+            self._saved = saved.round
+        return saved.round
+
     def _take_up(self, saved: Checkpoint) -> None:
         """Put clients and state where a checkpoint says, if it has the form that this run gives them."""
+        try:
+            self._put(saved)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise FedsaddleError(
+                f"checkpoint: is none of this run ({type(error).__name__}: {first_line(error)})"
+            ) from error
+
+    def _put(self, saved: Checkpoint) -> None:
+        """As `_take_up`; one of another form raises whatever it does."""
         clients = self.clients
 
         def here(tensor: Tensor) -> Tensor:
@@ -539,9 +552,8 @@ class Run:
         _, data = self._fallback
         self._guard, self._halved = self._guard - 1, self._halved + 1
         self.algorithm = replace(self.algorithm, **halved)
-        self._resume = False
         # of the first process, which alone has all clients' memory
-        round = self._restored(self.clients.alone(lambda: data))
+        round = self._gone_back(self._checked(self.clients.alone(lambda: data)))
         text = ", ".join(f"{k} is {v:g} now" for k, v in halved.items())
         warn(f"{error}; guard: back to round {round}, {text}")
         return round
