@@ -49,7 +49,7 @@ from safetensors.torch import save as save_tensors
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fedsaddle import cli, sites, sweep_plan
+from fedsaddle import cli, site_check, sites, sweep_plan
 from fedsaddle.agreement import agree, in_words, outline
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.client_files import read_files
@@ -615,7 +615,7 @@ def site(case: Case, folder: Path) -> None:
 
 
 def _as_site(path: Path) -> None:
-    findings = sites.check(path)
+    findings = site_check.check(path)
     assert all("\n" not in line for line in findings), findings
     own = sites.Site.load(path)
     summary = own.summary()

@@ -25,7 +25,8 @@ from fedsaddle.errors import FedsaddleError
 from fedsaddle.export import RawModel
 from fedsaddle.federation import Federation
 from fedsaddle.histograms import federated_auc
-from fedsaddle.sites import Site, check
+from fedsaddle.site_check import check
+from fedsaddle.sites import Site
 from fedsaddle.toml import to_toml
 
 DATA = {"label": "died", "positive": "yes", "drop": ["id"]}
