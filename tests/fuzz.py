@@ -60,11 +60,12 @@ from fedsaddle.federation import Federation
 from fedsaddle.folder import Folder
 from fedsaddle.journal import Journal
 from fedsaddle.participation import PARTICIPATION
-from fedsaddle.partitions import PARTITIONS, TRANSFORMS
+from fedsaddle.partitions import PARTITIONS
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.schema import keys
 from fedsaddle.toml import to_toml
 from fedsaddle.train import train
+from fedsaddle.transforms import TRANSFORMS
 from fedsaddle.wire import classes_of, pack, unpack
 
 Case = Any
