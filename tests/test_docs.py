@@ -133,6 +133,18 @@ def test_the_whole_config_on_the_site_loads(tmp_path) -> None:
 # --------------------------------------------------------------------------------------- algorithms' pages
 
 
+def test_names_of_the_reference_exist() -> None:
+    """mkdocstrings passes by a member that is not there."""
+    text = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
+    found = re.findall(r"^::: (\S+)\n((?: .*\n?)*)", text, flags=re.M)
+    assert len(found) > 20 and text.count("\n::: ") == len(found)
+    for path, options in found:
+        members = re.search(r"\bmembers: \[(.*?)\]", options)
+        thing = pkgutil.resolve_name(path)
+        for name in re.findall(r"\w+", members[1]) if members else ():
+            assert hasattr(thing, name), f"{path} has no {name}"
+
+
 def test_every_algorithm_has_its_page() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/algorithms").glob("*.md"))
     assert sorted(re.findall(r"^<!-- algorithm: (\w+) -->$", text, flags=re.M)) == sorted(ALGORITHMS)

@@ -399,6 +399,21 @@ def test_a_guard_goes_back_to_where_the_objective_was_no_higher_than_at_the_star
     assert guarded.metrics["grad_phi"] < 1e-6
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_has_all_that_it_holds_from_the_start(resume: bool, tmp_path: Path) -> None:
+    def run(**options: Any) -> fs.Run:
+        problem, sites = fs.QuadraticSaddle(), fs.quadratic_federation(clients=4)
+        return fs.train(
+            problem, fs.LocalSGDA(lr=0.05), sites, rounds=6, out=tmp_path, progress=False, **options
+        )
+
+    if resume:
+        stopped(run(), after=3)
+    started = run(resume=resume)
+    held = {*vars(started)}
+    assert {*vars(started.finish())} == held
+
+
 def test_a_resumed_guard_does_not_go_back_to_a_checkpoint_that_has_grown(tmp_path: Path) -> None:
     federation = fs.Federation.from_arrays(
         np.random.default_rng(0).standard_normal((80, 4)),
@@ -458,6 +473,7 @@ def test_a_resumed_guard_goes_back_to_the_same_round(lr: float, stop: int, tmp_p
             rounds.close()  # type: ignore[attr-defined]
             resumed = run(kind, "cut", resume=True).finish()
         assert torch.equal(whole.z, resumed.z) and whole.algorithm == resumed.algorithm
+        assert resumed.resumes and not whole.resumes  # whether or not it went back
         same(tmp_path / kind / "whole", tmp_path / kind / "cut")
 
 
