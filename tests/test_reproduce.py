@@ -771,14 +771,19 @@ def test_participation_of_ffmdr_is_tuned_and_judged_set_by_set(
 
     def row(data: str, level: str, best: float) -> dict[str, Any]:
         curves = {"round": [0, 20], "auc": [[0.5, best]] * 3, "valid_auc": [[0.5, best]] * 3}
-        return {"participation": level, "data": data, "metrics": {"best": {"mean": best}}, "curves": curves}
+        metrics = {"best": {"mean": best, "std": 0.0, "values": [best] * 3}}
+        return {"participation": level, "data": data, "metrics": metrics, "curves": curves}
 
     found = [row("a9a", level, 0.9 - 0.002 * i) for i, level in enumerate(part.LEVELS)]
+    assert [v.holds for v in part.judge(found)] == [True]
     found += [row("covtype", level, 0.8 - 0.004 * i) for i, level in enumerate(part.LEVELS)]
-    assert [(v.claim.rpartition(" ")[2], v.holds) for v in part.judge(found)] == [
-        ("a9a", True),
-        ("covtype", False),
-    ]
+    (verdict,) = part.judge(found)  # 0.008 less on one set
+    assert (
+        verdict.holds is False and "a9a" not in verdict.claim and "covtype: 100 % 0.8000" in verdict.numbers
+    )
+    for r in found:
+        r["metrics"]["best"]["std"] = 0.003
+    assert part.judge(found)[0].holds is None  # 0.0080 ± 0.0024 less, and 0.005 counts as about the same
     fig = part.figure(found)
     assert [a.text for a in fig.layout.annotations] == ["a9a", "covtype"] and len(fig.data) == 6
 
@@ -838,14 +843,18 @@ def test_table_2_draws_every_set() -> None:
     assert experiment("ffmdr/table2").tuned_on("all") == [0]
 
 
-def minimax_rows(change: dict[tuple[str, str], tuple[float, int]]) -> list[dict[str, Any]]:
+def minimax_rows(
+    change: dict[tuple[str, str], tuple[float, int]], std: float = 0.001
+) -> list[dict[str, Any]]:
     """Rows of ffmdr/table2 on two sets in which every claim holds, but for what is changed: AUC and when it is reached."""
     table2, rounds, rows = experiment("ffmdr/table2"), list(range(0, 1001, 20)), []
     for data in SETS[:2]:
         for method in table2.PAPER:
             best, at = change.get((method, data), (0.9, 100) if method == "FFMDR" else (0.89, 200))
             curve = [best if r >= at else 0.5 for r in rounds]
-            metrics = {"best": {"mean": best, "std": 0.001}, "valid_best": {"mean": best}}
+            metrics = {
+                k: {"mean": best, "std": std, "values": [best] * 3} for k in ("best", "chosen", "valid_best")
+            }
             curves = {"round": rounds, "valid_auc": [curve, curve]}
             rows.append({"method": method, "data": data, "metrics": metrics, "curves": curves})
         rows.append({"method": "centralised solve", "data": data, "metrics": {"best": {"mean": 0.9}}})
@@ -853,20 +862,51 @@ def minimax_rows(change: dict[tuple[str, str], tuple[float, int]]) -> list[dict[
 
 
 @pytest.mark.parametrize(
-    ("claim", "change"),
+    ("claim", "change", "holds"),
     [
-        ("C-4.1: FFMDR has the largest AUC of the five on covtype", {("CODASCA", "covtype"): (0.8995, 200)}),
-        ("C-4.2: FFMDR is the first to reach, on a9a", {("FEDNEST", "a9a"): (0.899, 80)}),
-        ("C-4.2: FFMDR is the first to reach, on a9a", {("FEDNEST", "a9a"): (0.9, 100)}),
+        ("C-4.1", {("CODASCA", "covtype"): (0.91, 200)}, False),
+        ("C-4.1", {("CODASCA", "covtype"): (0.8995, 200)}, None),  # within 0.0016, two errors
+        ("C-4.1", {("CODASCA", "covtype"): (0.9005, 200)}, None),
+        ("C-4.2", {("FEDNEST", "a9a"): (0.899, 80)}, False),  # on one of the two sets
+        ("C-4.2", {("FEDNEST", "a9a"): (0.8985, 100)}, None),  # at the same time
     ],
 )
-def test_table_2_judges_every_claim(claim: str, change: dict[tuple[str, str], tuple[float, int]]) -> None:
+def test_table_2_judges_every_claim_for_all_sets(
+    claim: str, change: dict[tuple[str, str], tuple[float, int]], holds: bool | None
+) -> None:
     judge = experiment("ffmdr/table2").judge
-    assert len(judge(minimax_rows({}))) == 4 and all(v.holds for v in judge(minimax_rows({})))
-    failed = [v.claim for v in judge(minimax_rows(change)) if not v.holds]
-    assert any(c.startswith(claim) for c in failed)
-    (data,) = {d for _, d in change}
-    assert all(f"on {data}" in c for c in failed)
+    assert [v.holds for v in judge(minimax_rows({}))] == [True, True]
+    judged = {v.claim[:5]: v for v in judge(minimax_rows(change))}
+    assert judged[claim].holds is holds
+    assert not any(data in v.claim for v in judged.values() for data in SETS)
+
+
+def test_table_2_judges_by_the_paper_and_tells_the_other_way() -> None:
+    """The largest test AUC of a run is chosen on test data; the round that validation data choose may say something else."""
+    rows = minimax_rows({})
+    for row in rows:
+        if (row["method"], row["data"]) == ("CODASCA", "a9a"):
+            row["metrics"]["chosen"]["mean"] = 0.95
+    verdict = experiment("ffmdr/table2").judge(rows)[0]
+    by_test, by_valid = verdict.numbers.split("At the round with the best validation AUC: ")
+    assert verdict.holds and "ahead on a9a, covtype" in by_test
+    assert "ahead on covtype; behind on a9a: a9a 0.9000, CODASCA 0.9500" in by_valid
+
+
+def test_the_level_of_table_2_is_one_that_a_mean_reaches() -> None:
+    """A noisy method has a maximum in every seed, elsewhere, above what its mean ever has."""
+    table2, rows = experiment("ffmdr/table2"), minimax_rows({})
+    (noisy,) = (r for r in rows if (r["method"], r["data"]) == ("FFMDR", "a9a"))
+    for i, curve in enumerate(noisy["curves"]["valid_auc"]):
+        curve[10 + i] += 0.008
+    mine = table2.rounds_to_level({r["method"]: r for r in rows if "curves" in r and r["data"] == "a9a"})[
+        "FFMDR"
+    ]
+    assert mine[0] == 200  # 0.904 there, and one seed still 0.9
+    speed = {"FFMDR": [60, 40, 80], "CODASCA": [100, 80, 120]}
+    assert table2._first(speed) == 0  # one seed of FFMDR's is not before all of CODASCA's
+    assert table2._first(speed | {"CODASCA": [100, 100, None]}) == 1
+    assert table2._first(speed | {"CODASCA": [20, 20, 20]}) == -1
 
 
 # ---- variants and tuning in turn ---------------------------------------------------------------------------------
