@@ -1323,7 +1323,10 @@ def synthetic_rows(change: dict[tuple[str, str, float], tuple[float, float]]) ->
         usual = (40 - cell.at["value"] / 10, -26.0) if place[0] == "SCAFF-PD" else (121.0, -4.0)
         rounds, error = change.get(place, usual)
         metrics = {"rounds_to": rounds, "log_error": error, "rate": 1.0}
-        rows.append({**cell.at, "metrics": {k: {"mean": v} for k, v in metrics.items()}})
+        metrics = {k: {"mean": v, "std": 1.0, "values": [v] * 3} for k, v in metrics.items()}
+        at_50 = 1e-4 if place[1] != "tau" or place not in change else 10 ** (error / 2)
+        curves = {"round": [0, 50, 100], "distance": [[1.0, at_50, 1e-9]] * 3}
+        rows.append({**cell.at, "metrics": metrics, "curves": curves})
     return rows
 
 
@@ -1331,17 +1334,20 @@ def synthetic_rows(change: dict[tuple[str, str, float], tuple[float, float]]) ->
     ("claim", "change"),
     [
         ("C-5.1: SCAFF-PD converges", {("SCAFF-PD", "rho", 0.1): (121.0, -11.0)}),
-        ("C-5.1: DRFA is much slower", {("DRFA", "rho", 0.01): (30.0, -23.0)}),
+        ("C-5.1: DRFA is much slower", {("DRFA", "rho", 0.01): (30.0, -23.5)}),
+        ("C-5.1: DRFA is much slower", {("DRFA", "rho", 0.01): (30.0, -21.5)}),  # 4.5 above, and an error of 0.6
         ("C-5.2: fast for every sigma", {("SCAFF-PD", "sigma", 0.01): (121.0, -9.0)}),
         ("C-5.2: more local steps are faster, each with its best tau", {("SCAFF-PD", "J", 1): (20.0, -26.0)}),
         ("C-5.2: more local steps are faster, with the same local step", {("SCAFF-PD", "J, same eta_l", 1): (9.0, -26.0)}),
+        ("C-5.3, our own check", {("SCAFF-PD", "tau", 0.05): (121.0, -6.5)}),
     ],
 )  # fmt: skip
 def test_synthetic_judges_every_claim(claim: str, change: dict[Any, tuple[float, float]]) -> None:
     judge = experiment("scaffpd/synthetic").judge
     assert all(v.holds for v in judge(synthetic_rows({})))
-    (failed,) = [v.claim for v in judge(synthetic_rows(change)) if not v.holds]
+    ((failed, holds),) = [(v.claim, v.holds) for v in judge(synthetic_rows(change)) if not v.holds]
     assert failed.startswith(claim)
+    assert holds is (None if change.get(("DRFA", "rho", 0.01)) == (30.0, -21.5) else False)
 
 
 def test_synthetic_compares_points_that_arrive_by_when() -> None:
