@@ -543,6 +543,69 @@ def test_rates_averages_over_all_rounds() -> None:
     assert averages({"round": [0, 10, 30]}, [2.0, 0.0, 0.0]) == pytest.approx({10: 2.0, 30: 2 / 3})
 
 
+def rates_rows(
+    mb: dict[int, float] | None = None,
+    storm: dict[int, float] | None = None,
+    decay: float = -0.7,
+    pulse: float = 400.0,
+    until: int = 0,
+    seeds: tuple[float, float, float] = (0.99, 1.0, 1.01),
+) -> list[dict[str, Any]]:
+    """Rows of fedsgda/rates: floors of MB after a pulse at the start, or until a round; levels and decay of STORM.
+
+    Args:
+        seeds: factors at M = 72.
+    """
+    rates, rows = experiment("fedsgda/rates"), []
+    rounds = list(range(0, 4001, 20))
+    for M in (8, 24, 72):
+        floor, level = (mb or {}).get(M, 1 / M), (storm or {}).get(M, 1 / M)
+        courses = {
+            "MB": [floor * (pulse if t <= until else 1.0) for t in rounds],
+            "STORM": [level * (t + 20) ** decay for t in rounds],
+        }
+        for method, course in courses.items():
+            factors = seeds if M == 72 else (0.99, 1.0, 1.01)
+            each = [[math.sqrt(v * f) for v in course] for f in factors]
+            found = [rates.measure({"round": rounds, "grad_phi": one}) for one in each]
+            metrics = {
+                k: {"mean": float(np.mean([f[k] for f in found])), "values": [f[k] for f in found]}
+                for k in found[0]
+            }
+            curves = {"round": rounds, "grad_phi": each}
+            rows.append({"method": method, "M": M, "metrics": metrics, "curves": curves})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, {}),
+        ({"mb": {72: 1.8 / 72}}, {"Theorem 1, term 1/S": False}),
+        ({"mb": {72: 1.5 / 72}, "seeds": (0.85, 1.0, 1.15)}, {"Theorem 1, term 1/S": None}),
+        ({"pulse": 5.0, "until": 1500}, {"Theorem 1, term 1/T": False}),
+        ({"pulse": 2.0}, {"Theorem 1, term 1/T": None}),  # never more than a tenth above the floor
+        ({"decay": -0.4}, {"Theorem 2, T^(-2/3) log T": False}),
+        ({"storm": {8: 1.0, 24: 0.9, 72: 0.8}}, {"Theorem 2, S^(-1/3)": False}),
+        (
+            {"storm": {8: 1.0, 24: 0.72, 72: 0.47}, "seeds": (0.9, 1.0, 1.1)},
+            {"Theorem 2, S^(-1/3)": None},
+        ),
+    ],
+)
+def test_rates_judges_every_claim_by_itself(change: dict[str, Any], said: dict[str, bool | None]) -> None:
+    verdicts = experiment("fedsgda/rates").judge(rates_rows(**change))
+    assert open_claims(verdicts) == said
+    assert all("Second try" in v.numbers and "second try" in v.short for v in verdicts)
+
+
+def test_a_slope_beside_its_bound_is_not_decided() -> None:
+    slope = experiment("fedsgda/rates").Slope
+    assert [slope(v, 0.05).near(-1, 0.2) for v in (-1.05, -1.15, -1.25, -1.35)] == [True, None, None, False]
+    assert [slope(v, 0.05).at_most(-0.5) for v in (-0.7, -0.55, -0.45, -0.3)] == [True, None, None, False]
+    assert slope(math.nan, math.nan).near(-1, 0.25) is not True
+
+
 def auc_rows(change: dict[tuple[str, str], float]) -> list[dict[str, Any]]:
     """Rows of fedsgda/auc in which every claim holds, but for what is changed: by run and setting.
 
