@@ -19,6 +19,7 @@ they are, behind or between comments that say where they come from:
 
     <!-- obtained: codasca/interval; Test AUC -->                  one table with its command, up to <!-- end -->
     <!-- claims: codasca -->                                       all claims of a paper, judged, up to <!-- end -->
+    <!-- beside: cycp/tables/cifar10-cnn; auc -->                  a table with the published numbers, up to <!-- end -->
     <!-- overview: all -->                                         how often each claim held, up to <!-- end -->
     0.9312 ± 0.0021<!-- codasca/interval; Test AUC; CODASCA; 32 -->    one cell of a table
 
@@ -46,7 +47,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.cli import commands as all_commands
 from fedsaddle.describe import parameters, summary, things
 from fedsaddle.kinds import Kind
-from fedsaddle.reproduce import experiments, in_words, judge_again
+from fedsaddle.reproduce import experiments, in_words, judge_again, load_experiment
 from fedsaddle.toml import quoted
 
 DOCS = Path(__file__).parent
@@ -54,7 +55,8 @@ ROOT = DOCS.parent
 EXPERIMENTS = ROOT / "experiments"
 MARK = re.compile(r"^<!-- (\w+)(?:: (.+?))? -->$", flags=re.M)
 TABLE = re.compile(
-    r"^(<!-- (obtained|claims|overview): ([^\n]+?) -->)\n(?:(?!<!-- ).)*?\n(<!-- end -->)$", flags=re.M | re.S
+    r"^(<!-- (obtained|claims|overview|beside): ([^\n]+?) -->)\n(?:(?!<!-- ).)*?\n(<!-- end -->)$",
+    flags=re.M | re.S,
 )
 CELL = re.compile(
     r"(?P<number>-?\d[\d.,]*(?:e-?\d+)?(?: (?:± [\d.e-]+|ms|s))?)?(?P<mark><!-- (?P<place>[^;<>]+(?:; [^;<>]+){3}) -->)"
@@ -287,6 +289,29 @@ def obtained(asked: str) -> str:
     return f"{section(result, caption)}\n\n`{command(result)}`, mean ± standard deviation over three seeds."
 
 
+def beside(asked: str) -> str:
+    """Means and deviations of a metric, and in brackets what the paper has."""
+    result, metric = asked.split("; ")
+    if result not in results():
+        raise LookupError(f"{result}: no result of this name; known are {', '.join(results())}")
+    about = json.loads((results()[result] / "results.json").read_text())
+    experiment = load_experiment(about["experiment"])
+    found = {(r[experiment.ROWS], r[experiment.COLUMNS]): r["metrics"][metric] for r in about["rows"]}
+    published = {place: value for place, value in experiment.published().items() if place in found}
+    down, across = (list(dict.fromkeys(place[i] for place in found)) for i in (0, 1))
+    across = [c for c in across if any(place[1] == c for place in published)]
+
+    def shown(place: tuple[str, str]) -> str:
+        own = found.get(place)
+        obtained = f"{own['mean']:.4f} ± {own['std']:.4f}" if own else "–"
+        return f"{obtained} ({published[place]:.4f})" if place in published else obtained
+
+    return table(
+        [f"{experiment.ROWS}: obtained (published)", *across],
+        [[d, *(shown((d, a)) for a in across)] for d in down],
+    )
+
+
 def cell(result: str, caption: str, row: str, column: str) -> str:
     """One number of a table."""
     lines = [line for line in section(result, caption).split("\n") if line.startswith("|")]
@@ -363,7 +388,7 @@ def claims(paper: str) -> str:
         if not own:
             took.append([name.removeprefix(f"{paper}/"), f"`fedsaddle reproduce {name}`", "not run in full"])
     rows = []
-    for claim, found in said.items():
+    for claim, found in sorted(said.items(), key=lambda item: numbered(item[0])):
         published = dict.fromkeys(escaped(v["published"]) for _, v in found if v["published"])
         obtained = [
             f"{label}: {told(v['holds'])}. {escaped(v['short'] or v['numbers'])}" for label, v in found
@@ -372,6 +397,12 @@ def claims(paper: str) -> str:
     return "\n\n".join([
         table(["claim", "published", "obtained, by run"], rows), table(["run", "command", "took"], took)
     ])  # fmt: skip
+
+
+def numbered(claim: str) -> list[int]:
+    """By which claims are in order: the papers' own numbers, and those without at the end."""
+    found = NUMBER.match(claim)
+    return [int(n) for n in found[0][2:].split(".")] if found else [99]
 
 
 def told(holds: bool | None) -> str:
@@ -553,7 +584,12 @@ def to_pages(text: str, up: str = "") -> str:
     return re.sub(r"`?docs/((\w+)\.md)`?", rf"[\2]({up}\1)", text)
 
 
-NUMBERS: dict[str, Callable[..., str]] = {"obtained": obtained, "claims": claims, "overview": overview}
+NUMBERS: dict[str, Callable[..., str]] = {
+    "obtained": obtained,
+    "claims": claims,
+    "overview": overview,
+    "beside": beside,
+}
 WRITERS: dict[str, Callable[..., str]] = {
     "algorithms": all_algorithms,
     "algorithm": algorithm,

@@ -13,6 +13,7 @@ An experiment with variants, such as data sets, lists them in OPTIONS = {"data":
 take them by name, and obtained/ has a folder for each variant that was run. One that tunes in turn has STEPS in place of
 cells: functions (rows of the step before, quick, **options) -> cells, of which the last makes the table.
 tuned_on(**options), where there is one, says which seeds the steps before the last are run with, if not with all.
+published(), where there is one, has the paper's numbers by row and column, for a table beside them.
 extra_rows(quick, build, **options), where there is one, adds rows that are not runs of this experiment, such as published
 numbers; build makes a config from changes of base.toml.
 
@@ -208,7 +209,7 @@ def reproduce(
 def judge_again(folder: Path) -> None:
     """Judge the stored rows of a result anew, and write its table and verdicts: an experiment's judge may have changed."""
     results = json.loads((folder / "results.json").read_text())
-    _judged(_load(_root() / results["experiment"]), results, folder)
+    _judged(load_experiment(results["experiment"]), results, folder)
 
 
 def _judged(experiment: ModuleType, results: dict[str, Any], out: Path) -> None:
@@ -342,6 +343,11 @@ def _tried(tried: Sequence[Row], select: str) -> Row:
 def sibling(file: str, name: str) -> ModuleType:
     """For an experiment.py, at `file`: another experiment of its paper, to share its parts."""
     return _load(Path(file).parents[1] / name)
+
+
+def load_experiment(name: str) -> ModuleType:
+    """The experiment.py of PAPER/NAME."""
+    return _load(_root() / name)
 
 
 def _load(folder: Path) -> ModuleType:
