@@ -39,6 +39,7 @@ from fedsaddle.deploy.app import config_of, server
 from fedsaddle.deploy.home import Home, LinkFile, certificates, create, private_key, public_pem
 from fedsaddle.deploy.knock import only_one
 from fedsaddle.deploy.node import _answer_tasks, _Node
+from fedsaddle.deploy.protocol import Request
 from fedsaddle.deploy.trial import trial
 from fedsaddle.deploy.worker import Worker
 from fedsaddle.errors import FedsaddleError
@@ -256,6 +257,17 @@ def test_check_says_what_is_wrong_with_data_and_connection(
     text = said(capsys, "deploy", "check", str(file), code=2)
     assert "no SuperLink is up there" in text and "data: in order" in text  # on stderr, one line
     frame = pd.read_csv(home.site("site1") / "data.csv")
+    frame.assign(country="EU").to_csv(home.site("site1") / "data.csv", index=False)
+    with pytest.raises(SystemExit):
+        cli.main(["deploy", "check", str(file)])
+    out = capsys.readouterr().out  # a doubt, and below it what would leave nevertheless
+    assert out.index("'country' is 'EU' in all rows") < out.index("this is what would leave the site")
+    assert "column 'country': categories 'EU'\n" in out and "column 'mean area': mean " in out
+    frame.assign(seen=[f"2024-01-{1 + i % 3:02}" for i in range(len(frame))]).to_csv(
+        home.site("site1") / "data.csv", index=False
+    )
+    reply = Worker(Site.load(file)).answer(Request({"action": "hello"}))  # what a server gets
+    assert reply.head["status"] == "refused" and reply.body == b"" and "has dates" in reply.head["reason"]
     frame.rename(columns={"label": "lable"}).to_csv(home.site("site1") / "data.csv", index=False)
     with pytest.raises(SystemExit):
         cli.main(["deploy", "check", str(file)])

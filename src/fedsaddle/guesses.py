@@ -17,7 +17,7 @@ import numpy as np
 
 from fedsaddle.errors import BadRow, FedsaddleError, first_line, short
 from fedsaddle.files import file_format, located, read_frame
-from fedsaddle.frames import MOST_VALUES, numeric_frame, text_columns
+from fedsaddle.frames import MOST_VALUES, are_dates, numeric_frame, text_columns
 from fedsaddle.ingest import text_of
 
 _LABELS = (
@@ -215,7 +215,7 @@ def no_features(frame: Any, used: Sequence[str]) -> dict[str, str]:
         values, present = frame[name], frame[name].dropna()
         share = 1 - len(present) / len(values)
         if values.dtype.kind in "mM" or (
-            name in texts and values.nunique() > MOST_VALUES and _are_dates(values)
+            name in texts and values.nunique() > MOST_VALUES and are_dates(values)
         ):
             out[name] = "dates; make them numbers to use it, such as days since the first"
         elif share >= _MOST_GAPS:
@@ -277,9 +277,3 @@ def tails(frame: Any) -> dict[str, str]:
 def _are_whole(values: Any) -> bool:
     """Whether a column has whole numbers; pandas reads them as fractions where there are gaps."""
     return values.dtype.kind in "iu" or (values.dtype.kind == "f" and bool((values % 1 == 0).all()))
-
-
-def _are_dates(values: Any) -> bool:
-    """Whether the first texts of a column are days, such as 2024-01-31, 31.01.2024 or 1/31/24."""
-    first = [str(v) for v in values.dropna().head(20)]
-    return all(re.match(r"(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d\d(\d\d)?)\b", v) for v in first)

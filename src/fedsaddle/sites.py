@@ -72,7 +72,8 @@ class DataFile:
         classes: all label values, where there are more than two or not every site has all of them.
         task: "classification" or "regression"; guessed from the label unless given.
         drop: columns that are not features.
-        categories: columns of numbers that name something, such as a ward; columns of text always do.
+        categories: columns of numbers that name something, such as a ward; columns of text always do. Dates, and text with
+            more than `MOST_VALUES` values, are refused unless they are named here: any value that `rare` rows have leaves.
         rare: values of a category that fewer training rows have are never named to anyone; nor is anything said of a
             numeric column with gaps in which fewer have a number.
         sep: the character between the columns of a .csv file.
@@ -216,7 +217,7 @@ class Site:
 
     def _table(self) -> Rows:
         data, frame = self.data, files.read_frame(self.file, self.data.sep, self.data.decimal)
-        for problem in _missing_columns(self, frame):
+        for problem in _missing_columns(self, frame) or _unfit_texts(self, frame):
             raise FedsaddleError(problem)
         features = [c for c in frame.columns if c not in (data.label, data.together, *data.drop)]
         text = {*data.categories, *frames.text_columns(frame[features])}
@@ -434,6 +435,25 @@ def _missing_columns(site: Site, frame: Any) -> list[str]:
     ]
 
 
+def _unfit_texts(site: Site, frame: Any) -> list[str]:
+    """Dates and free text, of which some values would leave the site because a few rows have them by chance."""
+    data, found = site.data, list[str]()
+    used = (data.label, data.together, *data.drop, *data.categories)
+    for c in frames.text_columns(frame[[c for c in frame.columns if c not in used]]):
+        n, what = len({text_of(value) for value in frame[c].dropna()}), ""
+        if frames.are_dates(frame[c]):
+            what, remedy = "has dates", "make them numbers, such as days since the first"
+        elif n > frames.MOST_VALUES:
+            what = f"is text with {n} distinct values, at most {frames.MOST_VALUES} may leave as categories"
+            remedy = "group them"
+        if what:
+            found.append(
+                f"{site.file.name}: column {c!r} {what}: add it to drop, or {remedy}; if every value that {data.rare} rows "
+                "have may leave the site, add it to categories"
+            )
+    return found
+
+
 def check(path: str | os.PathLike[str]) -> list[str]:
     """All that is wrong or doubtful at a site, in plain words; empty when nothing is. Nothing leaves the site."""
     try:
@@ -442,7 +462,7 @@ def check(path: str | os.PathLike[str]) -> list[str]:
         site = Site.load(path)
         if os.path.exists(site.file) and site.is_table:
             frame = files.read_frame(site.file, site.data.sep, site.data.decimal)
-            wrong = _missing_columns(site, frame) + _holes(site, frame)
+            wrong = (_missing_columns(site, frame) or _unfit_texts(site, frame)) + _holes(site, frame)
             if wrong:
                 return wrong
         rows, summary = site.rows, site.summary()

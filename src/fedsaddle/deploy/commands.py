@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,9 +80,12 @@ def check(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The si
     findings = sites.check(file)
     for line in findings:
         print(f"data: {line}")
-    if not findings:
-        print("data: in order; this is what would leave the site at set-up:")
-        print("\n".join(f"  {line}" for line in in_words(sites.Site.load(file).summary())))
+    with suppress(FedsaddleError):  # what cannot be used is among the findings, and does not leave
+        leaves = in_words(sites.Site.load(file).summary())
+        print(
+            f"data: {'see above' if findings else 'in order'}; this is what would leave the site at set-up:"
+        )
+        print("\n".join(f"  {line}" for line in leaves))
     try:
         link = LinkFile.load(file.parent / "link.toml")
         with only_one(link) as last:

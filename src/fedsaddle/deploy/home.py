@@ -330,7 +330,7 @@ You take part in a federation: a model is trained over several sites' data, and 
 1. Install: Python 3.11 or later, then `pip install "fedsaddle[flower]"`.
 2. Keep this folder on the machine that can read the data. `key.pem` is this site's identity: nobody else may read it.
 3. Write into `site.toml` where the data are and which column is to be predicted.
-4. Try it: `fedsaddle deploy check site.toml`. It says what is wrong in plain words.
+4. Try it: `fedsaddle deploy check site.toml`. It says what is wrong in plain words, and lists what would leave the site.
 5. Start it: `fedsaddle deploy site site.toml`, as a service that is started again when it stops. Stop it with Ctrl-C.
 
 The site opens outgoing TLS connections to {address} alone. Two processes run here: Flower's SuperNode, which holds that
