@@ -192,6 +192,32 @@ def test_a_label_that_is_not_given_is_called_a_guess(fedsaddle: Callable[..., Do
     )
 
 
+def test_a_column_that_tells_the_label_is_said(fedsaddle: Callable[..., Done]) -> None:
+    frame, rng = patients(), np.random.default_rng(1)
+    died = (frame["died"] == "yes").to_numpy()
+    frame.insert(0, "discharge_code", np.where(died, "E5", rng.choice(["A1", "B2"], 240)))
+    frame.insert(
+        0, "ended", np.where(died, 3, rng.choice([1, 5], 240))
+    )  # a code between others: no rank tells
+    frame.insert(0, "score", -1.0 * (died & (np.arange(240) != died.argmax())) + rng.random(240) / 10)
+    frame.insert(0, "ward", [f"w{i}" for i in rng.integers(0, 45, 240)])  # five rows each tell nothing
+    frame.to_csv("all.csv", index=False)
+    said = fedsaddle("new", "p", "--data", "all.csv").out
+    assert (
+        "  'discharge_code' alone separates 'yes' from the rest (AUC 1.000): add it to drop if it is not known when"
+        in said
+    )
+    assert "  'ended' alone separates" in said and re.search(r"  'score' alone .*AUC 0\.9\d\d", said)
+    assert said.count("alone separates") == 3
+    few = guesses.tellers(frame, np.arange(240) < 9)
+    assert few == {} and guesses.tellers(frame.assign(sex="f"), died).keys() == {
+        "score",
+        "ended",
+        "discharge_code",
+        "died",
+    }
+
+
 def test_a_label_is_guessed_by_name_then_place_then_share() -> None:
     frame = loans()
     assert guesses.labels(frame)[0] == "defaulted"

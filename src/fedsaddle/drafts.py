@@ -83,6 +83,7 @@ class Found(NamedTuple):
     filled: dict[str, str]  # columns with gaps, and how they are filled
     texts: Sequence[str]  # columns of text that are features
     tails: dict[str, str]  # columns of numbers with long tails, and how long
+    tellers: dict[str, float]  # columns that tell positives from negatives alone, and their AUC
 
 
 def of_data_set(name: str, sites: int, positive: str, usual: str) -> Source:
@@ -172,6 +173,11 @@ def of_table(path: Path, folder: Path, found: Found) -> Source:
     words += [f"  numbers have a decimal {decimal!r}"] if decimal != "." else []
     words += [f"  {name!r} is dropped: {why}" for name, why in dropped.items()]
     words += [f"  {name!r} is kept: {how}" for name, how in filled.items()]
+    words += [
+        f"  {name!r} alone separates {positive!r} from the rest (AUC {auc:.3f}): add it to drop if it is not known when the "
+        "model is used"
+        for name, auc in found.tellers.items()
+    ]
     words += [f'  {name!r} has a long tail, {how}: scale = "log"' for name, how in tails.items()]
     return Source(data, [], python, words, found.texts)
 

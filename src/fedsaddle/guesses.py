@@ -37,6 +37,8 @@ _MOST_GAPS = 0.5  # of a column's rows: one with so many, or more, is dropped
 _MOST_STRAYS = 0.05  # of a column's values: with no more texts among them, they are meant to be numbers
 _FEW_VALUES = 20  # of a label, where its name says that it is one
 _FEW_STRAYS = 3  # values beside two others: with no more, in a tenth of the rarer's rows, two are meant
+_TELLS = 0.98  # of an AUC: a column that has it alone is said
+_FEW_OF_A_CLASS = 10  # rows; with fewer a column may have it by chance
 _MOST_ASKED = 20  # columns that a question names
 _MOST_TOLD = 4  # other columns with two values
 
@@ -272,6 +274,48 @@ def tails(frame: Any) -> dict[str, str]:
     return {
         frame.columns[i]: f"values up to {far:.0f} times its usual spread from the median" for i, far in found
     }
+
+
+def tellers(frame: Any, positive: Any) -> dict[str, float]:
+    """Columns that tell positives from negatives alone, as one written down afterwards does, and their AUC.
+
+    Args:
+        frame: features, with gaps perhaps.
+        positive: which rows are [n].
+    """
+    import torch
+
+    from fedsaddle.metrics import auc
+
+    yes = np.asarray(positive, dtype=bool)
+    if min(yes.sum(), (~yes).sum()) < _FEW_OF_A_CLASS:
+        return {}
+    half = np.empty(len(yes), dtype=bool)  # of either class
+    for side in (yes, ~yes):
+        half[side] = np.arange(side.sum()) % 2 == 0
+
+    def of(scores: Any, rows: Any) -> float:
+        return auc(torch.tensor(scores[rows]), torch.tensor(yes[rows]))
+
+    def of_means(values: Any) -> float:
+        """That of the share of positives among the other half's rows with this value."""
+        codes, texts = values.factorize(use_na_sentinel=False)
+        found = []
+        for rows in (half, ~half):
+            n, hits = (np.bincount(codes[~rows], w, len(texts)) for w in (None, yes[~rows]))
+            found.append(of(np.where(n > 0, hits / np.maximum(n, 1), yes.mean())[codes], rows))
+        return sum(found) / 2
+
+    out, texts = {}, set(text_columns(frame))
+    for name in frame.columns:
+        found = [of_means(frame[name])] if frame[name].nunique() <= MOST_VALUES else []
+        if name not in texts:
+            x = numeric_frame(frame[[name]])[:, 0]
+            ranked = of(np.where(np.isnan(x), np.nanmedian(x), x), slice(None))
+            found += [ranked, 1 - ranked]
+        if found and max(found) >= _TELLS:
+            out[name] = max(found)
+    return out
 
 
 def _are_whole(values: Any) -> bool:

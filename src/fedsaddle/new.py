@@ -310,6 +310,7 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
         filled=filled,
         texts=kept,
         tails=tails,
+        tellers=guesses.tellers(left, frame[label] == stored),
     )
     return of_table(path, folder, found)
 
