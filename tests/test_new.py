@@ -326,6 +326,38 @@ def test_the_largest_step_near_the_best(left: list[float], step: float) -> None:
     )
 
 
+def test_a_table_of_excel_is_read(fedsaddle: Callable[..., Done]) -> None:
+    frame = patients().replace({"hospital": {"north": "Köln"}})
+    frame.loc[9, "age"] = np.nan
+    frame.to_csv("all.csv", index=False, sep=";", decimal=",", encoding="cp1252")
+    said = fedsaddle("new", "p", "--data", "all.csv", "--script", "--rounds", "1")
+    assert said.code == 0 and "  text is read as cp1252, since it is not UTF-8\n" in said.out
+    assert 'encoding = "cp1252"' in Path("p/run.toml").read_text()
+    assert 'encoding="cp1252"' in Path("p/run.py").read_text()
+    assert load("p/run.toml").build().federation.names[0] == "Köln"
+    unset = fedsaddle("run", "p/run.toml", "--set", "data.encoding=utf-8").err
+    line = 2 + int((frame["hospital"] == "Köln").argmax())
+    assert (
+        f"all.csv is not UTF-8 (byte 0xf6 in line {line}): save it as 'CSV UTF-8', or set encoding = \"cp1252\""
+        in unset
+    )
+    unfilled = fedsaddle("run", "p/run.toml", "--set", "data.impute=none").err
+    assert "in 'age' at row 9, line 11 of the file" in unfilled  # lines are counted in any encoding
+    Path("sites").mkdir()
+    for i, encoding in enumerate(("cp1252", "cp1252", "utf-8")):
+        frame.drop(columns="patient_id").to_csv(f"sites/{i}.csv", index=False, encoding=encoding)
+    said = fedsaddle("new", "q", "--data", "sites").err
+    assert "0.csv is not UTF-8, 2.csv is: save both as 'CSV UTF-8'" in said
+    frame.drop(columns=["patient_id", "hospital"]).to_csv("sites/2.csv", index=False)
+    for i in range(2):
+        Path(f"sites/{i}.csv").write_bytes(Path(f"sites/{i}.csv").read_bytes().replace(b"hospital", b"ward"))
+    frame.drop(columns="patient_id").rename(columns={"hospital": "ward"}).replace("Köln", "Bonn").to_csv(
+        "sites/2.csv", index=False
+    )
+    assert fedsaddle("new", "r", "--data", "sites", "--rounds", "1").code == 0
+    assert "ward=Köln" in load("r/run.toml").build().federation.feature_names
+
+
 def test_decimal_commas_are_numbers(fedsaddle: Callable[..., Done]) -> None:
     tables(Path())
     for folder, data in (("p", "all.csv"), ("q", "commas.csv")):

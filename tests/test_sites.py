@@ -646,6 +646,23 @@ def test_a_site_may_say_that_the_values_of_a_text_may_leave(tmp_path: Path) -> N
     assert "column 'note': categories 'note 1', " in "\n".join(in_words(Site.load(file).summary()))
 
 
+def test_a_site_may_have_the_encoding_of_excel(tmp_path: Path) -> None:
+    frame = patients(0).replace({"ward": {"east": "Köln"}})
+    file = write(tmp_path, "a", None, encoding="cp1252")
+    frame.to_csv(tmp_path / "a.csv", index=False, encoding="cp1252")
+    assert "column 'ward': categories 'Köln', 'icu', 'west'" in in_words(Site.load(file).summary())
+    (said,) = check(write(tmp_path, "a", None))
+    assert "a.csv is not UTF-8 (byte 0xf6 in line " in said and 'set encoding = "cp1252"' in said
+    (tmp_path / "a.csv").write_bytes(b"id,died,age\n1,no,3\n\n\x81,yes,4\n")
+    refused(
+        "a.csv is not CP1252 (byte 0x81 in line 4): save it as 'CSV UTF-8', or correct encoding",
+        Site.load(write(tmp_path, "a", None, encoding="cp1252")).summary,
+    )
+    refused(
+        'data.encoding: must be "utf-8" or', lambda: Site.load(write(tmp_path, "b", frame, encoding="utf-9"))
+    )
+
+
 def test_the_noise_secret_is_never_readable_by_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

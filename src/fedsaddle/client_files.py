@@ -37,6 +37,7 @@ def read_files(
     sep: str = ",",
     gaps: bool = False,
     decimal: str = ".",
+    encoding: str = "utf-8",
 ) -> tuple[Array, Any, list[IntArray], list[str], tuple[str, ...]]:
     """x, y (of tables a Series), the rows of each file, the client that each file names, and the names of x's columns.
 
@@ -49,7 +50,7 @@ def read_files(
         if name in names[:i]:
             twins = f"{files[names.index(name)]} and {files[i]}"
             raise FedsaddleError(f"two files name the client {name!r} ({twins}): rename one of them")
-    tables = [_read_file(file, label, drop, sep, decimal) for file in files]
+    tables = [_read_file(file, label, drop, sep, decimal, encoding) for file in files]
     columns, xs = tables[0].columns, _aligned(files, tables)
     if columns:
         xs, columns = one_hot(xs, files, sep, gaps)
@@ -110,13 +111,15 @@ def read_arrays(file: Path) -> tuple[Array, Array]:
         return as_tensor(x, f"{file.name}: x").numpy(), y
 
 
-def _read_file(file: Path, label: str | None, drop: Sequence[str], sep: str, decimal: str) -> _Table:
+def _read_file(
+    file: Path, label: str | None, drop: Sequence[str], sep: str, decimal: str, encoding: str
+) -> _Table:
     """x, y and column names of one client's file."""
     if file_format(file) not in ("csv", "parquet"):
         if drop:
             raise FedsaddleError(f"{file} has no named columns: leave drop out, or remove them from the file")
         return _Table(*read_arrays(file), ())
-    frame = read_frame(file, sep, decimal)
+    frame = read_frame(file, sep, decimal, encoding)
     if label is None:
         raise FedsaddleError(
             f"{file} is a table: name its label column with label=, one of {short(frame.columns)}"

@@ -1,7 +1,7 @@
 """What tables may hold, as `fedsaddle new` proposes it: label, sites, positive value, what is no feature, what has a tail.
 
-Before that, what is between the columns, and whether numbers have decimal commas. Of columns, names count first, then
-values. What cannot be meant, such as a text among numbers, is refused with its row.
+Before that, how text is encoded, what is between the columns, and whether numbers have decimal commas. Of columns, names
+count first, then values. What cannot be meant, such as a text among numbers, is refused with its row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedsaddle.errors import BadRow, FedsaddleError, first_line, short
-from fedsaddle.files import file_format, located, read_frame
+from fedsaddle.files import file_format, located, odd_byte, read_frame, reading
 from fedsaddle.frames import MOST_VALUES, are_dates, numeric_frame, text_columns
 from fedsaddle.ingest import text_of
 
@@ -43,26 +43,43 @@ _MOST_ASKED = 20  # columns that a question names
 _MOST_TOLD = 4  # other columns with two values
 
 
-def separator(file: Path) -> str:
+def encoding(files: Sequence[Path]) -> str:
+    """UTF-8, or that of Excel in western Europe if a .csv file is no UTF-8."""
+    kinds: dict[str, Path] = {}
+    for file in files:
+        if file_format(file) == "csv":
+            with reading(file, "csv"):
+                kind = next((kind for kind in ("ascii", "utf-8") if odd_byte(file, kind) is None), "cp1252")
+            kinds.setdefault(kind, file)
+    if {"utf-8", "cp1252"} <= kinds.keys():
+        raise FedsaddleError(
+            f"{kinds['cp1252']} is not UTF-8, {kinds['utf-8'].name} is: save both as 'CSV UTF-8'"
+        )
+    return "cp1252" if "cp1252" in kinds else "utf-8"
+
+
+def separator(file: Path, encoding: str) -> str:
     """What stands between the columns of a .csv file: what gives its first line most columns."""
     if file_format(file) != "csv":
         return ","
     import pandas
 
     try:
-        lines = pandas.read_csv(file, sep="\0", header=None, nrows=1, dtype=str, quoting=csv.QUOTE_NONE)
+        lines = pandas.read_csv(
+            file, sep="\0", header=None, nrows=1, dtype=str, quoting=csv.QUOTE_NONE, encoding=encoding
+        )
         first = str(lines.iloc[0, 0])
     except Exception as error:  # pandas has its own zoo of exceptions
         raise FedsaddleError(f"{file} cannot be read as csv: {first_line(error)}") from error
     return max((",", ";", "\t", "|"), key=lambda sep: len(next(csv.reader([first], delimiter=sep))))
 
 
-def read(files: Sequence[Path], sep: str) -> tuple[str, list[Any], Any]:
+def read(files: Sequence[Path], sep: str, encoding: str) -> tuple[str, list[Any], Any]:
     """The decimal mark of the files' numbers, a table a file, and all rows together."""
     import pandas
 
     def tables(decimal: str) -> tuple[list[Any], Any]:
-        frames = [read_frame(file, sep, decimal) for file in files]
+        frames = [read_frame(file, sep, decimal, encoding) for file in files]
         for own in frames:
             own.columns = [str(c) for c in own.columns]
         return frames, frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)

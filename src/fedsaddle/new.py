@@ -241,9 +241,10 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
         raise FedsaddleError("new: --sites has no use, the data have sites of their own; leave it out")
     single = path.is_file()
     files = [path] if single else expand(path)
-    sep = guesses.separator(files[0])
+    encoding = guesses.encoding(files)
+    sep = guesses.separator(files[0], encoding)
     with spinner(f"reading {path}"):
-        decimal, frames, frame = guesses.read(files, sep)
+        decimal, frames, frame = guesses.read(files, sep, encoding)
     names = list(frame.columns)
     labels = guesses.labels(frame)
     label = ask(
@@ -299,6 +300,7 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
         files=len(files),
         sep=sep,
         decimal=decimal,
+        encoding=encoding,
         label=label,
         guess=guess,
         others=guesses.others(frame, labels, used) if guess else [],

@@ -78,6 +78,7 @@ class DataFile:
             numeric column with gaps in which fewer have a number.
         sep: the character between the columns of a .csv file.
         decimal: the decimal mark of its numbers; "," reads 1,5.
+        encoding: of its text; "cp1252" is Excel's own in western Europe.
         impute: "mean": a missing number is the mean of its column over all sites' training rows, a missing text is a
             value of its own; "none" refuses both.
         scale: of numeric features, over all sites' training rows, as in `Federation.scaled`.
@@ -96,6 +97,7 @@ class DataFile:
     rare: int = 5
     sep: str = ","
     decimal: Literal[".", ","] = "."
+    encoding: files.Encoding = "utf-8"
     impute: Literal["none", "median", "mean"] = "none"
     scale: Literal["none", "unit", "symmetric", "standard", "log"] = "standard"
     valid: float = 0.0
@@ -215,8 +217,11 @@ class Site:
             found.update("\0".join(map(str, array)).encode() if text else np.ascontiguousarray(array).data)
         return found.hexdigest()
 
+    def _frame(self) -> Any:
+        return files.read_frame(self.file, self.data.sep, self.data.decimal, self.data.encoding)
+
     def _table(self) -> Rows:
-        data, frame = self.data, files.read_frame(self.file, self.data.sep, self.data.decimal)
+        data, frame = self.data, self._frame()
         for problem in _missing_columns(self, frame) or _unfit_texts(self, frame):
             raise FedsaddleError(problem)
         features = [c for c in frame.columns if c not in (data.label, data.together, *data.drop)]
@@ -461,7 +466,7 @@ def check(path: str | os.PathLike[str]) -> list[str]:
             return wrong
         site = Site.load(path)
         if os.path.exists(site.file) and site.is_table:
-            frame = files.read_frame(site.file, site.data.sep, site.data.decimal)
+            frame = site._frame()
             wrong = (_missing_columns(site, frame) or _unfit_texts(site, frame)) + _holes(site, frame)
             if wrong:
                 return wrong
