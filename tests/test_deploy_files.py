@@ -370,6 +370,40 @@ def test_an_example_app_trains_over_the_nodes_that_are_there(app: str, tmp_path:
     torch.testing.assert_close(got, z[: len(got)], rtol=0, atol=1e-6)
 
 
+def test_local_sites_look_for_work_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of a federation that deploy local has not made, whose link.toml stays as it is."""
+    home = create(tmp_path / "federation", ["a", "b"], "127.0.0.1:9092")
+    pd.DataFrame({"age": range(20), "label": [0, 1] * 10}).to_csv(home.site("a") / "data.csv", index=False)
+    started: list[list[str]] = []
+    monkeypatch.setattr(link, "superlink", lambda home: nullcontext())
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(commands, "start", lambda command, log: started.append(command) or Stopped())
+    monkeypatch.setattr(commands, "stop", lambda *_, **options: None)
+    with pytest.raises(FedsaddleError, match="site a has ended"):
+        commands.local(2, home.folder)
+    monkeypatch.setattr("fedsaddle.deploy.node.serve", lambda worker, link, stop: links.append(link))
+    monkeypatch.setattr(commands, "end_with", lambda parent: None)
+    links: list[LinkFile] = []
+    with pytest.raises(SystemExit):
+        cli.main(started[0][2:])
+    with pytest.raises(SystemExit):
+        cli.main([*started[0][2:5], "--interval", "9"])
+    assert [each.interval for each in links] == [program.LOCAL_INTERVAL, program.STOCK_INTERVAL]
+
+
+def test_a_new_federation_does_not_evaluate_every_round(tmp_path: Path) -> None:
+    home = create(tmp_path / "federation", ["a", "b"], "127.0.0.1:9092")
+    train = load(home.folder / "run.toml").tree["train"]
+    assert (train["rounds"], train["eval_every"]) == (50, 5)
+
+
+class Stopped:
+    returncode = 0
+
+    def poll(self) -> int:
+        return 0
+
+
 @pytest.mark.parametrize("code", [0, -15, 1])
 def test_local_names_the_site_that_has_ended(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -382,7 +416,7 @@ def test_local_names_the_site_that_has_ended(
 
     home = create(tmp_path / "federation", ["a", "b"], "127.0.0.1:9092")
     monkeypatch.setattr(link, "superlink", lambda home: nullcontext())
-    monkeypatch.setattr(commands, "local_sites", lambda home: nullcontext({"b": Ended()}))
+    monkeypatch.setattr(commands, "local_sites", lambda *_: nullcontext({"b": Ended()}))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     with pytest.raises(FedsaddleError, match=r"site b has ended; see .*site\.log"):
         commands.local(2, home.folder)

@@ -280,6 +280,7 @@ local_steps = 20
 [train]
 rounds = 50
 batch_size = 32
+eval_every = 5              # rounds: measuring at the sites takes two phases, most rounds of training one
 """
 
 _SITE_TOML = """\
