@@ -97,6 +97,7 @@ def test_what_to_do_about_a_table_is_said(fedsaddle: Callable[..., Done]) -> Non
     frame["case_id"] = frame["patient_id"].where(frame.index > 4)  # with gaps pandas reads 7 as 7.0
     frame.loc[:29, "sex"] = None
     frame["smoker"] = [True, False, None] * 80
+    frame["country"], frame["unit"], frame["consent"] = "EU", [7.0, 7.0, None] * 80, ["yes", "yes", None] * 80
     frame.loc[frame["hospital"] == "north", "died"] = "no"
     frame.to_csv("all.csv", index=False)
     said = fedsaddle("new", "p", "--data", "all.csv").out
@@ -104,6 +105,9 @@ def test_what_to_do_about_a_table_is_said(fedsaddle: Callable[..., Done]) -> Non
     assert "'code' is dropped: text with 99 distinct values; group them" in said
     assert "'name' is dropped: a text for each row" in said
     assert "'troponin' is dropped: 50% of its values are missing" in said
+    assert "'country' is dropped: one value in all rows\n" in said
+    assert "'unit' is dropped: one value in all rows that have one" in said
+    assert "'consent' is kept: 80 of 240" in said
     assert "'case_id' is dropped: a number for each row" in said
     gaps = frame["lactate"].isna().sum()
     assert f"'lactate' is kept: {gaps} of 240 values are missing; the median stands in" in said

@@ -239,6 +239,10 @@ def no_features(frame: Any, used: Sequence[str]) -> dict[str, str]:
             out[name] = "dates; make them numbers to use it, such as days since the first"
         elif share >= _MOST_GAPS:
             out[name] = f"{share:.0%} of its values are missing"
+        elif present.nunique() == 1 and (
+            name not in texts or share == 0
+        ):  # gaps in a text are a value of their own
+            out[name] = "one value in all rows" + (" that have one" if share else "")
         elif name in texts and present.nunique() == len(present):
             out[name] = "a text for each row"
         elif name in texts and values.nunique() > MOST_VALUES:
