@@ -273,6 +273,34 @@ def test_a_slip_of_the_pen_in_a_column_of_two_values_is_said(fedsaddle: Callable
     assert "'region' has" not in said  # three values
 
 
+def test_values_that_count_as_negative_are_said(fedsaddle: Callable[..., Done]) -> None:
+    frame = patients()
+    frame.loc[frame.index % 6 == 0, "died"] = "unknown"
+    frame.to_csv("all.csv", index=False)
+    n = frame["died"].value_counts()
+    done = fedsaddle("new", "p", "--data", "all.csv", "--positive", "yes")
+    assert (
+        f"\n  'no' ({n['no']} rows) and 'unknown' ({n['unknown']}) count as negative; correct or drop rows"
+        in done.out
+    )
+    assert "negative" not in done.err  # once is enough
+    assert (
+        "count as negative; if that is not meant"
+        in fedsaddle("run", "p/run.toml", "--set", "train.rounds=1").err
+    )
+    assert "negative" not in fedsaddle("new", "q", "--data", "all.csv", "--label", "sex").out
+    said = fedsaddle("new", "r", "--data", "all.csv").err
+    assert (
+        f"column 'died' (a guess; --label COLUMN chooses) has 3 values, 'no' ({n['no']} rows), 'yes' ({n['yes']}) and "
+        f"'unknown' ({n['unknown']}); give --positive" in said
+    )
+    frame.assign(died=frame.index % 7).to_csv("seven.csv", index=False)
+    said = fedsaddle("new", "s", "--data", "seven.csv", "--label", "died").err
+    assert (
+        "has 7 values, '0' (35 rows), '1' (35), '2' (34), '3' (34), '4' (34) and 2 others (68); give" in said
+    )
+
+
 def test_a_linear_model_starts_at_zero(fedsaddle: Callable[..., Done]) -> None:
     tables(Path())
     for model, options in (("linear", {"zero": True}), ("mlp", {"hidden": [16]})):
@@ -510,8 +538,8 @@ def test_the_label_that_is_offered_is_the_guess(
     frame.loc[7, "defaulted"] = "unknown"
     frame.to_csv("loans.csv", index=False)
     monkeypatch.setattr(sys, "stdin", Terminal("\n1\n\n\n\n\n"))
-    with pytest.warns(UserWarning, match="'unknown' .1. count as negative"):
-        project(Path("q"), Wanted("loans.csv"))
+    said = project(Path("q"), Wanted("loans.csv"))
+    assert any("'unknown' (1) count as negative" in line for line in said)
     asked = capsys.readouterr().err
     assert "Which value of defaulted is positive (it has 0, 1 and in 1 row 'unknown'): " in asked
 

@@ -77,6 +77,7 @@ class Found(NamedTuple):
     guess: str  # said of the label, where it is one
     others: Sequence[str]  # what else may be the label, in words
     positive: Any
+    negatives: str  # what is said where several values are
     common: bool  # most rows are positive
     group: str | None  # the column of sites; None: a file each
     guessed: bool  # the group
@@ -173,6 +174,7 @@ def of_table(path: Path, folder: Path, found: Found) -> Source:
     who += " (a guess; --site COLUMN chooses)" if found.guessed else ""
     often = " (most rows have it)" if found.common else ""
     words = [f"{path}: {who}; predicts {label!r}{found.guess}, positive is {positive!r}{often}"]
+    words += [f"  {found.negatives}; correct or drop rows where that is not meant"] if found.negatives else []
     words += [f"  {line}" for line in found.others]
     words += [f"  numbers have a decimal {decimal!r}"] if decimal != "." else []
     words += [f"  text is read as {encoding}, since it is not UTF-8"] if encoding != "utf-8" else []

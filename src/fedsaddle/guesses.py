@@ -132,7 +132,7 @@ def labels(frame: Any) -> list[str]:
     sites = _called(two, _SITES)
 
     def rank(c: str) -> tuple[bool, bool, float]:
-        counts = _counts(frame[c])
+        counts = tally(frame[c])
         share = counts[str(positive(frame[c]))] / counts.total()
         return c in sites or bool(frame[c].isna().any()), c != frame.columns[-1], share
 
@@ -151,7 +151,7 @@ def others(frame: Any, labels: Sequence[str], used: Sequence[str]) -> list[str]:
     return said + [f"{c!r} has {values}" for c in texts if (values := beside(frame[c]))]
 
 
-def _counts(values: Any) -> Counter[str]:
+def tally(values: Any) -> Counter[str]:
     """How often each value is there."""
     counts: Counter[str] = Counter()
     for value, n in values.value_counts().items():
@@ -161,7 +161,7 @@ def _counts(values: Any) -> Counter[str]:
 
 def _strays(values: Any) -> Counter[str]:
     """Values in a few rows of a column that has two others."""
-    counts = _counts(values) if values.nunique() <= _FEW_VALUES else Counter()
+    counts = tally(values) if values.nunique() <= _FEW_VALUES else Counter()
     if not 2 < len(counts) <= 2 + _FEW_STRAYS:
         return Counter()
     usual = counts.most_common(2)
@@ -173,7 +173,7 @@ def beside(values: Any) -> str:
     """Two values and the few others in words: 0, 1 and in 1 row 'unknown'; nothing for other columns."""
     if not (strays := _strays(values)):
         return ""
-    usual, n = sorted(_counts(values) - strays), strays.total()
+    usual, n = sorted(tally(values) - strays), strays.total()
     return f"{', '.join(usual)} and in {n} row{'s' * (n > 1)} {short(strays)}"
 
 
@@ -206,7 +206,7 @@ def sites(frame: Any, label: str) -> list[str]:
 
 def positive(values: Any) -> str | None:
     """The value that says yes, else the rarer of two."""
-    counts = _counts(values)
+    counts = tally(values)
     if len(counts) != 2:
         return None
     said = [

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,12 +37,13 @@ from fedsaddle.drafts import (
 from fedsaddle.errors import FedsaddleError, did_you_mean, short, similar_file
 from fedsaddle.files import file_format, located
 from fedsaddle.frames import MISSING, no_column, text_columns
-from fedsaddle.ingest import check_present, column, levels
+from fedsaddle.ingest import NEGATIVE, check_present, column, counted, levels, negatives
 from fedsaddle.overrides import anchor
 from fedsaddle.parse import from_toml
 from fedsaddle.progress import spinner
 
 BUNDLED = tuple(name for name, info in DATASETS.items() if info.bundled and info.classes)
+MOST_COUNTED = 5  # values of a label
 _TRIED = 10  # rounds, to find a step size
 
 
@@ -206,7 +208,8 @@ def _rehearsed(text: str, folder: Path, name: str) -> Any:
         if key in tree["data"]:  # "folder/../file" is not there while the folder is not
             tree["data"][key] = os.path.normpath(tree["data"][key])
     config = resolve(tree, name)
-    with spinner("building the federation"):
+    with spinner("building the federation"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f".*{NEGATIVE}")  # as the draft says
         setup = config.build()
     config.start(setup, progress=False)  # checks the algorithm against the data, computes nothing
     return setup
@@ -266,7 +269,7 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     positive = ask(
         "--positive", f"Which value of {label} is positive ({f'it has {beside}' if beside else short(values)})",
         wanted.positive, guesses.positive(frame[label]), _one_of("--positive", values),
-        f"column {label!r}{guess} has {len(values)} values",
+        f"column {label!r}{guess} has {len(values)} values, {counted(guesses.tally(frame[label]), MOST_COUNTED)}",
     )  # fmt: skip
     group = None
     if single:
@@ -312,6 +315,7 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
         filled=filled,
         texts=kept,
         tails=tails,
+        negatives=negatives(guesses.tally(frame[label]), stored),
         tellers=guesses.tellers(left, frame[label] == stored),
     )
     return of_table(path, folder, found)
