@@ -222,6 +222,29 @@ def test_a_column_that_tells_the_label_is_said(fedsaddle: Callable[..., Done]) -
     }
 
 
+def test_a_guess_is_called_one_where_it_fails(fedsaddle: Callable[..., Done]) -> None:
+    frame = patients().drop(columns=["died", "patient_id"])
+    frame.loc[:29, "sex"] = None
+    frame.to_csv("all.csv", index=False)
+    said = fedsaddle("new", "p", "--data", "all.csv").err
+    assert (
+        "label 'sex' (a guess; --label COLUMN chooses) has no value in 30 of 240 rows, the first at row 0"
+        in said
+    )
+    for values, what in (
+        ("no", "has one value, 'no',"),
+        (["yes", None, None] * 80, "has one value, 'yes' and gaps,"),
+    ):
+        frame.assign(died=values, last_event=1).to_csv("all.csv", index=False)
+        said = fedsaddle("new", "p", "--data", "all.csv").err
+        assert f"new: column 'died' {what} and no other has the name of a label; give --label\n" in said
+    frame["sex"] = frame["sex"].fillna("f")
+    frame.assign(died="no").to_csv("all.csv", index=False)
+    assert fedsaddle("new", "p", "--data", "all.csv", "--label", "sex").code == 0
+    frame.assign(died="no", outcome=frame["sex"]).to_csv("all.csv", index=False)
+    assert "predicts 'outcome'" in fedsaddle("new", "q", "--data", "all.csv").out
+
+
 def test_a_label_is_guessed_by_name_then_place_then_share() -> None:
     frame = loans()
     assert guesses.labels(frame)[0] == "defaulted"
@@ -431,7 +454,7 @@ def test_a_label_that_is_missing_is_named_with_its_line(fedsaddle: Callable[...,
     frame.loc[3, "died"] = None
     frame.to_csv("sites/s1.csv", index=False)
     said = fedsaddle("new", "p", "--data", "sites", "--label", "died").err
-    assert "s1.csv: died has no value at row 3, line 5 of the file: drop that row" in said
+    assert "s1.csv: label 'died' has no value at row 3, line 5 of the file: drop that row" in said
     frame.drop(columns="died").to_csv("sites/s1.csv", index=False)
     assert "s1.csv has no column 'died'" in fedsaddle("new", "p", "--data", "sites", "--label", "died").err
 

@@ -143,6 +143,20 @@ def labels(frame: Any) -> list[str]:
     return list(dict.fromkeys([*named, *sorted(two, key=rank)]))
 
 
+def no_label(frame: Any, labels: Sequence[str]) -> str:
+    """Why none of these is to be guessed: the name of a label has a column of one value; "" where that is not so."""
+
+    def named(names: Iterable[str]) -> list[str]:
+        return [c for c in _called(names, _LABELS) if not set(_words(c)) & set(_PAST)]
+
+    if named(labels):
+        return ""
+    for c in named(c for c in frame.columns if frame[c].nunique() == 1):
+        gaps = " and gaps" if frame[c].isna().any() else ""
+        return f"column {c!r} has one value, {next(iter(tally(frame[c])))!r}{gaps}, and no other has the name of a label"
+    return ""
+
+
 def others(frame: Any, labels: Sequence[str], used: Sequence[str]) -> list[str]:
     """What is said of columns that might have been the label."""
     two = [c for c in labels if c not in used and frame[c].nunique() == 2]

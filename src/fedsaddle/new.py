@@ -250,16 +250,19 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
         decimal, frames, frame = guesses.read(files, sep, encoding)
     names = list(frame.columns)
     labels = guesses.labels(frame)
+    why = guesses.no_label(frame, labels)
+    proposed = None if why else next(iter(labels), None)
     label = ask(
-        "--label", f"Which column is predicted ({guesses.choice(names, labels)})", wanted.label, next(iter(labels), None),
-        _column("--label", path, names), f"no column of {path} has two values",
+        "--label", f"Which column is predicted ({guesses.choice(names, labels)})", wanted.label, proposed,
+        _column("--label", path, names), why or f"no column of {path} has two values",
     )  # fmt: skip
     guess = " (a guess; --label COLUMN chooses)" if wanted.label is None and not ask.terminal else ""
     for file, own in zip(files, frames, strict=True):
         if label not in own.columns:
             raise FedsaddleError(no_column(file.name, label, own.columns))
         with located(file, sep):
-            check_present(column(own[label], label), label, "drop that row, or choose another column")
+            remedy = "drop that row, or choose another column"
+            check_present(column(own[label], label), f"label {label!r}{guess}", remedy)
     values = levels(column(frame[label], label), label, "")[0]
     if len(values) < 2:
         raise FedsaddleError(f"new: column {label!r} has one value, {values[0]}; choose another --label")
