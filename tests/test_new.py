@@ -459,6 +459,22 @@ def test_a_label_that_is_missing_is_named_with_its_line(fedsaddle: Callable[...,
     assert "s1.csv has no column 'died'" in fedsaddle("new", "p", "--data", "sites", "--label", "died").err
 
 
+def test_files_of_other_columns_are_named_before_anything_is_guessed(fedsaddle: Callable[..., Done]) -> None:
+    tables(Path())
+    frame = pd.read_csv("sites/s1.csv")
+    frame.rename(columns={"age": "Age"}).to_csv("sites/s1.csv", index=False)
+    assert (
+        fedsaddle("new", "p", "--data", "sites").err
+        == "fedsaddle: s1.csv has no column 'age', which s0.csv has: give all the same columns\n"
+    )
+    frame.assign(note="x").to_csv("sites/s1.csv", index=False)
+    assert (
+        "s1.csv has column 'note', which s0.csv has not: give" in fedsaddle("new", "p", "--data", "sites").err
+    )
+    frame[frame.columns[::-1]].to_csv("sites/s1.csv", index=False)
+    assert fedsaddle("new", "p", "--data", "sites", "--rounds", "1").code == 0
+
+
 def test_nothing_is_overwritten_and_nothing_is_left_of_what_fails(fedsaddle: Callable[..., Done]) -> None:
     tables(Path())
     Path("run.py").write_text("mine")

@@ -129,6 +129,16 @@ def _read_file(
     return _Table(features, frame[label], tuple(map(str, features.columns)))
 
 
+def same_columns(files: Sequence[Path], columns: Sequence[Sequence[str]]) -> None:
+    """Refuse a file that has other columns than the first one, in whatever order."""
+    for file, own in zip(files, columns, strict=True):
+        for has, other, what in ((own, columns[0], "has no column"), (columns[0], own, "has column")):
+            known = set(has)
+            if odd := [c for c in other if c not in known]:
+                which = f"which {files[0].name} has{' not' * (what == 'has column')}"
+                raise FedsaddleError(f"{file.name} {what} {odd[0]!r}, {which}: give all the same columns")
+
+
 def _aligned(files: list[Path], tables: list[_Table]) -> list[Any]:
     """Each table's x with the first one's columns in their order; files that have others are refused."""
     first, columns, xs = files[0].name, tables[0].columns, [table.x for table in tables]
@@ -139,12 +149,8 @@ def _aligned(files: list[Path], tables: list[_Table]) -> list[Any]:
             f"{width} features take", wanted, there, " in all files", "correct the largest feature number"
         )
         xs = [np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in xs]
+    same_columns(files, [table.columns for table in tables])
     for i, (file, (_, _, own)) in enumerate(zip(files, tables, strict=True)):
-        remedy = "give all the same columns"
-        if missing := [c for c in columns if c not in own]:
-            raise FedsaddleError(f"{file.name} has no column {missing[0]!r}, which {first} has: {remedy}")
-        if surplus := [c for c in own if c not in columns]:
-            raise FedsaddleError(f"{file.name} has column {surplus[0]!r}, which {first} has not: {remedy}")
         if own != columns:
             xs[i] = xs[i].iloc[:, [own.index(c) for c in columns]]
         got, want = list(xs[i].shape[1:]), list(xs[0].shape[1:])

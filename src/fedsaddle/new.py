@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsaddle import guesses
-from fedsaddle.client_files import expand
+from fedsaddle.client_files import expand, same_columns
 from fedsaddle.config import resolve
 from fedsaddle.data import DATASETS
 from fedsaddle.drafts import (
@@ -248,6 +248,7 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     sep = guesses.separator(files[0], encoding)
     with spinner(f"reading {path}"):
         decimal, frames, frame = guesses.read(files, sep, encoding)
+    same_columns(files, [list(own.columns) for own in frames])
     names = list(frame.columns)
     labels = guesses.labels(frame)
     why = guesses.no_label(frame, labels)
@@ -258,8 +259,6 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     )  # fmt: skip
     guess = " (a guess; --label COLUMN chooses)" if wanted.label is None and not ask.terminal else ""
     for file, own in zip(files, frames, strict=True):
-        if label not in own.columns:
-            raise FedsaddleError(no_column(file.name, label, own.columns))
         with located(file, sep):
             remedy = "drop that row, or choose another column"
             check_present(column(own[label], label), f"label {label!r}{guess}", remedy)
