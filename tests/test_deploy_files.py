@@ -104,6 +104,10 @@ def test_init_writes_what_a_federation_needs(tmp_path: Path, capsys: pytest.Capt
         (["one"], "needs at least 2 sites, got 1"),
         (["a", "b", "a"], "two sites are called 'a'"),
         (["a", "../b"], "got '../b'"),
+        (["a", "St. Mary's"], "'_' and '-', got \"St. Mary's\"; try 'St.-Marys'\n"),
+        (["a", "Hôpital (Nord)"], "; try 'Hopital-Nord'\n"),
+        (["a", "東"], "got '東'\n"),
+        (["a", "a!"], "got 'a!'\n"),  # the other's
         (["a", "b", "--address", "nowhere"], "address must be host:port"),
         (["a", "b", "--address", "host:99999"], "address must be host:port"),
     ],

@@ -17,6 +17,7 @@ import ipaddress
 import os
 import re
 import secrets
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -147,8 +148,10 @@ def create(folder: Path, sites: Sequence[str], address: str, listen: str | None 
         raise FedsaddleError(f"deploy init: a federation needs at least 2 sites, got {len(sites)}")
     for name in sites:
         if not _SITE.fullmatch(name):
+            plain = _plain(name)
+            hint = f"; try {plain!r}" if _SITE.fullmatch(plain) and plain not in sites else ""
             raise FedsaddleError(
-                f"deploy init: a site's name is letters, digits, '.', '_' and '-', got {name!r}"
+                f"deploy init: a site's name is letters, digits, '.', '_' and '-', got {name!r}{hint}"
             )
     if twins := [name for i, name in enumerate(sites) if name in sites[:i]]:
         raise FedsaddleError(f"deploy init: two sites are called {twins[0]!r}; rename one of them")
@@ -180,6 +183,12 @@ def create(folder: Path, sites: Sequence[str], address: str, listen: str | None 
         (place / "site.toml").write_text(_SITE_TOML.format(name=name))
         (place / "README.md").write_text(_INSTRUCTIONS.format(name=name, address=address))
     return home
+
+
+def _plain(name: str) -> str:
+    """A name with letters, digits, '.', '_' and '-' alone: of "St. Mary's" St.-Marys."""
+    letters = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().replace("'", "")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", letters).strip("._-")[:63]
 
 
 def public_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
