@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -443,6 +444,29 @@ def test_a_site_imports_nothing_that_its_operator_has_not_named(module: str, tmp
 def test_what_a_deployment_cannot_keep_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(FedsaddleError, match=f"{name} must be . in a deployment"):
         deployed(Fleet(federation(), tmp_path), tree("codasca", **{name: 3}))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"device": "cuda"}, 'so device = "cuda" has no effect in a deployment: leave it out'),
+        ({"precision": "bf16"}, 'so precision = "bf16" has no'),
+        ({"compile": True}, "so compile = true has no"),
+        ({"chunk": 2}, "so chunk = 2 has no"),
+        ({"offload": True}, "so offload = true has no"),
+        ({"compile": True, "chunk": 2}, "so compile = true, chunk = 2 have no effect in a deployment: leave them out"),
+        ({"dtype": "float64", "device": "cpu", "chunk": None}, None),
+    ],
+)  # fmt: skip
+def test_settings_of_the_machine_that_have_no_effect_at_sites_are_told_of(
+    given: dict[str, Any], says: str | None, tmp_path: Path
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        deployed(Fleet(federation(), tmp_path), tree("codasca", **given))
+        simulated(federation(), tree("codasca", **given | {"device": "cpu", "offload": False}))
+    said = [str(w.message) for w in caught if "sites compute on the CPU" in str(w.message)]
+    assert len(said) == (says is not None) and all(says in text for text in said if says)
 
 
 def test_another_version_at_the_server_is_refused(tmp_path: Path) -> None:

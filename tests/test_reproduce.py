@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import tomllib
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -220,6 +221,22 @@ def test_results_keep_every_point_that_was_tried(
     ]
     assert tuned["chosen"] == {"algorithm.lr": 0.01} and "tried" not in fixed
     assert f"\n## Chosen {heading}\n" in (out / "table.md").read_text()
+
+
+def test_a_journal_of_other_runs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of runs on a GPU, where --device was forgotten: all would be computed anew."""
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "base.toml").write_text(TOY.format(lr=0.01))
+    (tmp_path / "toy" / "experiment.py").write_text(TUNED.format(select="closeness"))
+    monkeypatch.setattr("fedsaddle.reproduce._root", lambda: tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reproduce("toy", out=tmp_path / "out", progress=False)
+        reproduce("toy", out=tmp_path / "out", progress=False)
+    base = (tmp_path / "toy" / "base.toml").read_text()
+    (tmp_path / "toy" / "base.toml").write_text(base.replace("rounds = 7", "rounds = 8"))
+    with pytest.warns(UserWarning, match=r"none of the 8 runs asked for is among the \d finished .*--device"):
+        reproduce("toy", out=tmp_path / "out", progress=False)
 
 
 TUNED_ON_ONE = """

@@ -20,12 +20,14 @@ from sklearn.preprocessing import StandardScaler
 
 import fedsaddle as fs
 from fedsaddle.agreement import accepted, agree, in_words, outline
+from fedsaddle.config import resolve
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.export import RawModel
 from fedsaddle.federation import Federation
 from fedsaddle.frames import are_dates
 from fedsaddle.histograms import federated_auc
-from fedsaddle.sites import Site, check
+from fedsaddle.site_check import check
+from fedsaddle.sites import Site
 from fedsaddle.toml import to_toml
 
 DATA = {"label": "died", "positive": "yes", "drop": ["id"]}
@@ -534,6 +536,26 @@ def test_mistakes_in_the_toml(tmp_path: Path, text: str, data: Any) -> None:
     file = write(tmp_path, "a", patients(0), **data)
     refused(text, lambda: Site.load(file))
     assert any(text in finding for finding in check(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [
+        ("north", True), ("St. Mary's", True), ("Zürich 2", True),
+        ("", False), (".hidden", False), ("..", False), ("a/b", False), ("a\\b", False), (" a", False), ("a\n", False),
+    ],
+)  # fmt: skip
+def test_names_of_sites_and_of_runs_follow_one_rule(name: str, fits: bool, tmp_path: Path) -> None:
+    file = write(tmp_path, "a", patients(0), top={"name": name})
+    config = {
+        "name": name, "data": {"sites": "."}, "model": {"name": "linear"}, "problem": {"name": "auc"},
+        "algorithm": {"name": "codasca"}, "train": {"rounds": 1},
+    }  # fmt: skip
+    if fits:
+        assert Site.load(file).name == resolve(config).name == name
+    else:
+        for call in (lambda: Site.load(file), lambda: resolve(config)):
+            refused("name: must be text without slashes, to name a folder, got ", call)
 
 
 def test_where_things_are(tmp_path: Path) -> None:

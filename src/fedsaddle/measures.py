@@ -86,6 +86,8 @@ MEASURES: dict[str, Measure] = {  # in the order in which they are shown
 MAIN = (
     "auc", "train_auc", "accuracy", "train_accuracy", "precision", "train_precision", "distance", "field_norm", "loss",
 )  # fmt: skip
+# what training lowers, of which a run has one, or none, and what sentences call it
+LOWERED = {"loss": "training loss", "pair_loss": "training loss of pairs", "phi": "objective phi"}
 _PARTS = {"valid_": "validation", "train_": "training"}
 
 

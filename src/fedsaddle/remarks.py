@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedsaddle.kinds import OF_CLASSES
+from fedsaddle.measures import LOWERED
 
 _NAMED = 5  # clients in a sentence
 _FEW = 10  # samples of a class; with fewer an AUC says little
@@ -49,11 +50,7 @@ def of_training(result: dict[str, Any]) -> list[str]:
 
 def grown(result: dict[str, Any]) -> list[str]:
     """Whether what training lowers is higher than before it, as after steps too large; also of a journal's entry."""
-    for key, words in (
-        ("loss", "training loss"),
-        ("pair_loss", "training loss of pairs"),
-        ("phi", "objective phi"),
-    ):
+    for key, words in LOWERED.items():
         first = result.get(f"{key}_at_start")
         if first is None or key not in result["metrics"]:
             continue

@@ -42,9 +42,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
+
 from fedsaddle import config
 from fedsaddle.alike import Federations, Tick
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, warn
 from fedsaddle.finish import TOGETHER, Processes, finish
 from fedsaddle.folder import write_whole
 from fedsaddle.journal import Entry, Journal, over_seeds, short
@@ -153,8 +155,14 @@ def reproduce(
                 whole = step(rows, quick, **chosen | {"part": "all"})
                 runs |= {id(cell): _runs(base, cell, own, device) for cell in whole}
             wanted = [run for cell in cells for run in runs[id(cell)]]
+            n_before = len(journal)
             if left := [run for run in wanted if run not in journal]:
                 config.resolve(left[0].tree)  # refuses a device that is not here; finished runs need none
+            if i == 0 and n_before and len(left) == len(wanted):
+                warn(
+                    f"{journal.path}: none of the {len(wanted)} runs asked for is among the {n_before} finished ones there; "
+                    "give the options that these were computed with, such as --device, or another --out"
+                )
             with RunsBar(progress, len(wanted), title) as tick:
                 finish(wanted, journal, together, clock.ticking(tick), federations, processes)
             journal.read()  # other processes may have finished other parts meanwhile
@@ -177,6 +185,7 @@ def reproduce(
         + (f" --device {device}" if device else "")
         + (f" --jobs {jobs}" if jobs > 1 else ""),
         "options": chosen,
+        **_machine(device),
         "seeds": list(seeds),
         **({"tuned_on": list(tuned_on)} if list(tuned_on) != list(seeds) else {}),
         **({"missing": missing} if missing else {}),
@@ -208,6 +217,13 @@ def _judged(experiment: ModuleType, results: dict[str, Any], out: Path) -> None:
     results |= {"verdicts": [v._asdict() for v in verdicts]}
     write_whole(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
     write_whole(out / "table.md", _markdown(experiment, results, results["rows"], verdicts).encode())
+
+
+def _machine(device: str | None) -> dict[str, str]:
+    """The GPU that computed, by name; a table may be made from finished runs where there is none."""
+    if device is None or not torch.cuda.is_available():
+        return {}
+    return {"machine": torch.cuda.get_device_name()}
 
 
 class _Clock:

@@ -21,7 +21,7 @@ from fedsaddle.federation import Federation
 from fedsaddle.keys import Key, Keys, Tree, checked, keys_of
 from fedsaddle.models import FROM_SHAPE, MODELS
 from fedsaddle.participation import PARTICIPATION
-from fedsaddle.partitions import PARTITIONS, TRANSFORMS
+from fedsaddle.partitions import PARTITIONS
 from fedsaddle.problems import (
     PROBLEMS,
     nonconvex_pl_federation,
@@ -30,6 +30,7 @@ from fedsaddle.problems import (
 )
 from fedsaddle.toml import quoted, to_key
 from fedsaddle.train import train
+from fedsaddle.transforms import TRANSFORMS
 
 SECTIONS = {  # in their order, each with an example unless it may be left out
     "data": 'name = "breast_cancer"',

@@ -73,16 +73,17 @@ def init(
 def check(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The site's description.")]) -> None:
     """Try a site's data and its connection. Says what is wrong in plain words."""
     check_flower()
-    from fedsaddle import sites
     from fedsaddle.agreement import in_words
     from fedsaddle.deploy.home import LinkFile
     from fedsaddle.deploy.knock import knock, only_one
+    from fedsaddle.site_check import check as checked
+    from fedsaddle.sites import Site
 
-    findings = sites.check(file)
+    findings = checked(file)
     for line in findings:
         print(f"data: {line}")
     with suppress(FedsaddleError):  # what cannot be used is among the findings, and does not leave
-        leaves = in_words(sites.Site.load(file).summary())
+        leaves = in_words(Site.load(file).summary())
         print(
             f"data: {'see above' if findings else 'in order'}; this is what would leave the site at set-up:"
         )
