@@ -577,6 +577,7 @@ SITE = {
         "rare": 2,
         "sep": ",",
         "decimal": ".",
+        "encoding": "utf-8",
         "impute": "mean",
         "scale": "unit",
         "valid": 0.1,

@@ -706,6 +706,7 @@ def test_parquet(tmp_path: Path) -> None:
         ("b.csv: label 'y' has no value at row 0, line 2 of", {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n1,\n"}, {}),
         ("a.csv has no column 'agee': did you mean 'age'? it has", {"a.csv": "age,y\n1,0\n"}, {"drop": ["agee"]}),
         ("sep must be one character, got ';;'", {"a.csv": "age,y\n1,0\n"}, {"sep": ";;"}),
+        ("encoding must be one of 'utf-8', 'cp1250', 'cp1251', 'cp1252', got", {"a.csv": "age,y\n"}, {"encoding": "x"}),
         ("decimal must be '.' or ',', got ';'", {"a.csv": "age,y\n1,0\n"}, {"decimal": ";"}),
         ("has no named columns: leave drop out", {"a.txt": "1 1:1\n"}, {"drop": ["age"]}),
         ("'age' is text in a.csv and numbers in b.csv", {"a.csv": "age,y\nold,0\n", "b.csv": "age,y\n1,0\n"}, {}),

@@ -20,6 +20,7 @@ from fedsaddle.deploy.drive import missing
 from fedsaddle.deploy.protocol import Agreed, Reply, Request
 from fedsaddle.deploy.worker import Session
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.remarks import remarks
 from fedsaddle.wire import pack, unpack
 from tests.fleet import CASES, MORE, Fleet, deployed, federation, simulated, tree
 
@@ -53,6 +54,17 @@ def test_metrics_come_from_the_sites(tmp_path: Path) -> None:
     assert got["auc"] == pytest.approx(want["auc"], abs=got["auc_bound"] + 1e-6) and got["auc_bound"] <= 1e-3
     for name in ("auc_clients", "auc_worst20", "auc_best20", "auc_std", "single_class_clients"):
         assert got[name] == pytest.approx(want[name], abs=1e-6)
+    result, expected = run.finish().summary(), reference.finish().summary()
+    assert result["auc_interval"] == pytest.approx(expected["auc_interval"], abs=3e-3)
+    assert result["test_class_counts"] == expected["test_class_counts"]  # by which remarks count
+    few = "4 of 4 clients have fewer than 10 test samples of one class"
+    assert any(text.startswith(few) for text in remarks(result))
+    config["problem"] = config["problem"] | {"positive": 0}
+    other = deployed(Fleet(whole, tmp_path), config, "zero").finish().summary()
+    assert other["test_class_counts"] == expected["test_class_counts"]
+    config = tree("codasca")
+    untested = deployed(Fleet(federation(), tmp_path), config, "none").finish().summary()
+    assert untested["test_class_counts"] is None and untested["auc_interval"] is None
     config = tree("scaff_pd")
     got, want = deployed(Fleet(whole, tmp_path), config, "other").metrics, simulated(whole, config).metrics
     for name in ("loss", "accuracy", "train_accuracy", "accuracy_clients", "accuracy_worst20"):

@@ -161,6 +161,22 @@ def test_an_auc_that_may_be_chance_is_said() -> None:
     ]
 
 
+def test_an_auc_too_good_to_be_true_is_said() -> None:
+    result = summary(fs.AUC(torch.nn.Linear(3, 1)), 0.05, positives=20)
+    perfect = result | {
+        "metrics": result["metrics"] | {"auc": 0.9991},
+        "test_class_counts": [[90, 9], [90, 11]],
+    }
+    (said, *_) = (text for text in remarks(perfect) if "knows the label" in text)
+    assert said.startswith("A test AUC of 0.9991 most often comes from a column that knows the label")
+    for other in (
+        {"metrics": {"auc": 0.998}},
+        {"test_class_counts": [[90, 9], [90, 10]]},
+        {"test_class_counts": None},
+    ):
+        assert not any("knows the label" in text for text in remarks(perfect | other))
+
+
 def test_the_last_evaluations_are_kept() -> None:
     fed = fs.Federation.from_arrays(
         np.eye(40)[:, :3], np.arange(40) % 2, clients=np.arange(40) // 20

@@ -51,7 +51,7 @@ from fedsaddle.problem import Problem, tree_map
 if TYPE_CHECKING:
     from fedsaddle.algorithms.base import Algorithm
     from fedsaddle.federation import Federation
-    from fedsaddle.metrics import Evaluation, Split
+    from fedsaddle.metrics import Evaluation, Interval, Split
 
 T = TypeVar("T")
 Work = Callable[[Cohort, Any], tuple[Any, Any]]  # (cohort, message) -> (reply, what the clients remember)
@@ -107,6 +107,8 @@ class Clients(ABC):
         self.spent: dict[str, float] = {}  # where the seconds went, where an engine measures that
         self.failures = 0  # clients that were asked and did not answer, over the run
         self.evaluated_on: str | None = None  # which data of theirs, where only the clients know
+        self.test_class_counts: list[list[int]] | None = None  # likewise
+        self.auc_intervals: dict[str, Interval] = {}  # likewise; of "test" and "valid"
         # in this round: site, phase and reason, where an engine knows them
         self.left_out: list[dict[str, str]] = []
         self.round = -1  # -1: set-up

@@ -384,7 +384,7 @@ def _loaded(tree: Tree) -> Federation:
                 federation = Federation.from_files(part["files"], **options)
             else:
                 file, sep = Path(part["file"]), options.pop("sep")
-                table = _table(file, sep, options.pop("decimal"))
+                table = _table(file, sep, options.pop("decimal"), options.pop("encoding"))
                 with in_file(file, sep):
                     federation = Federation.from_frame(table, **options)
             federation = _held_out(federation, **split).scaled(scale)
@@ -463,7 +463,7 @@ def _held_out(federation: Federation, test: float | None, valid: float | None, s
     return federation
 
 
-def _table(file: Path, sep: str, decimal: str) -> Any:
+def _table(file: Path, sep: str, decimal: str, encoding: str) -> Any:
     if file.is_dir():
         raise FedsaddleError(
             f"data.file: {file} is a folder; name one table in it, or, if each of its files is a site, give data.files in "
@@ -477,7 +477,7 @@ def _table(file: Path, sep: str, decimal: str) -> Any:
         )
     if file_format(file) not in ("csv", "parquet"):
         raise FedsaddleError(f"data.file: must be a .csv or .parquet file, got {file.name}")
-    return read_frame(file, sep, decimal)
+    return read_frame(file, sep, decimal, encoding)
 
 
 def _model(tree: Tree, shape: tuple[int, ...], classes: Sequence[str]) -> nn.Module:

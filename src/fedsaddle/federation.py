@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsaddle import client_files, frames, ingest
+from fedsaddle import client_files, files, frames, ingest
 from fedsaddle.errors import FedsaddleError, short, warn
 from fedsaddle.scaling import (
     Filling,
@@ -521,6 +521,7 @@ class Federation:
         drop: Sequence[str] = (),
         sep: str = ",",
         decimal: Literal[".", ","] = ".",
+        encoding: files.Encoding = "utf-8",
         task: str | None = None,
         impute: Literal["none", "median", "mean"] = "none",
         dtype: torch.dtype = torch.float32,
@@ -537,12 +538,13 @@ class Federation:
             drop: columns of .csv and .parquet files that are not features.
             sep: the character between the columns of .csv files.
             decimal: the decimal mark of their numbers; `","` reads 1,5.
+            encoding: of their text; `"cp1252"` is Excel's own in western Europe.
             task: `"classification"` or `"regression"`; guessed from the label unless given.
             impute: of missing values, as in `from_frame`; the statistic is over all files.
             dtype: floating type of x.
         """
         x, y, parts, names, columns = client_files.read_files(
-            paths, label, drop, sep, impute != "none", decimal
+            paths, label, drop, sep, impute != "none", decimal, encoding
         )
         return cls.from_arrays(
             x, y, clients=parts, names=names, feature_names=columns, positive=positive, task=task, impute=impute,

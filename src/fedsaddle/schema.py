@@ -156,7 +156,7 @@ def _owner_and_keys(
             own = {"files": Key(str | list[str])} | keys_of(Federation.from_files, "paths", "dtype") | own
         else:
             table, of_files = keys_of(Federation.from_frame, "frame", "dtype"), keys_of(Federation.from_files)
-            own = {"file": Key(str)} | table | {k: of_files[k] for k in ("sep", "decimal")} | own
+            own = {"file": Key(str)} | table | {k: of_files[k] for k in ("sep", "decimal", "encoding")} | own
     return f"{path} with {way}", own
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedsaddle import files, ingest
 from fedsaddle.agreement import Message, unpacked
 from fedsaddle.errors import FedsaddleError, did_you_mean, short
-from fedsaddle.sites import TEST, TRAIN, VALID, Rows, Site, missing_columns, mistakes_of, tree_of
+from fedsaddle.sites import TEST, TRAIN, VALID, Rows, Site, missing_columns, mistakes_of, tree_of, unfit_texts
 from fedsaddle.toml import quoted
 
 FEW_ROWS = 50  # training rows below which `check` says that there are few
@@ -26,8 +26,8 @@ def check(path: str | os.PathLike[str]) -> list[str]:
             return wrong
         site = Site.load(path)
         if os.path.exists(site.file) and site.is_table:
-            frame = files.read_frame(site.file, site.data.sep, site.data.decimal)
-            wrong = missing_columns(site, frame) + _holes(site, frame)
+            frame = site.frame()
+            wrong = (missing_columns(site, frame) or unfit_texts(site, frame)) + _holes(site, frame)
             if wrong:
                 return wrong
         rows, summary = site.rows, site.summary()

@@ -68,11 +68,13 @@ class DataFile:
         classes: all label values, where there are more than two or not every site has all of them.
         task: "classification" or "regression"; guessed from the label unless given.
         drop: columns that are not features.
-        categories: columns of numbers that name something, such as a ward; columns of text always do.
+        categories: columns of numbers that name something, such as a ward; columns of text always do. Dates, and text with
+            more than `MOST_VALUES` values, are refused unless they are named here: any value that `rare` rows have leaves.
         rare: values of a category that fewer training rows have are never named to anyone; nor is anything said of a
             numeric column with gaps in which fewer have a number.
         sep: the character between the columns of a .csv file.
         decimal: the decimal mark of its numbers; "," reads 1,5.
+        encoding: of its text; "cp1252" is Excel's own in western Europe.
         impute: "mean": a missing number is the mean of its column over all sites' training rows, a missing text is a
             value of its own; "none" refuses both.
         scale: of numeric features, over all sites' training rows, as in `Federation.scaled`.
@@ -91,6 +93,7 @@ class DataFile:
     rare: int = 5
     sep: str = ","
     decimal: Literal[".", ","] = "."
+    encoding: files.Encoding = "utf-8"
     impute: Literal["none", "median", "mean"] = "none"
     scale: Literal["none", "unit", "symmetric", "standard", "log"] = "standard"
     valid: float = 0.0
@@ -210,9 +213,13 @@ class Site:
             found.update("\0".join(map(str, array)).encode() if text else np.ascontiguousarray(array).data)
         return found.hexdigest()
 
+    def frame(self) -> Any:
+        """A table as it is in the file."""
+        return files.read_frame(self.file, self.data.sep, self.data.decimal, self.data.encoding)
+
     def _table(self) -> Rows:
-        data, frame = self.data, files.read_frame(self.file, self.data.sep, self.data.decimal)
-        for problem in missing_columns(self, frame):
+        data, frame = self.data, self.frame()
+        for problem in missing_columns(self, frame) or unfit_texts(self, frame):
             raise FedsaddleError(problem)
         features = [c for c in frame.columns if c not in (data.label, data.together, *data.drop)]
         text = {*data.categories, *frames.text_columns(frame[features])}
@@ -430,3 +437,22 @@ def missing_columns(site: Site, frame: Any) -> list[str]:
         for c in columns
         if c not in frame.columns
     ]
+
+
+def unfit_texts(site: Site, frame: Any) -> list[str]:
+    """Dates and free text, of which some values would leave the site because a few rows have them by chance."""
+    data, found = site.data, list[str]()
+    used = (data.label, data.together, *data.drop, *data.categories)
+    for c in frames.text_columns(frame[[c for c in frame.columns if c not in used]]):
+        n, what = len({text_of(value) for value in frame[c].dropna()}), ""
+        if frames.are_dates(frame[c]):
+            what, remedy = "has dates", "make them numbers, such as days since the first"
+        elif n > frames.MOST_VALUES:
+            what = f"is text with {n} distinct values, at most {frames.MOST_VALUES} may leave as categories"
+            remedy = "group them"
+        if what:
+            found.append(
+                f"{site.file.name}: column {c!r} {what}: add it to drop, or {remedy}; if every value that {data.rare} rows "
+                "have may leave the site, add it to categories"
+            )
+    return found

@@ -750,8 +750,9 @@ class Run:
 
     def auc_interval(self, part: Literal["test", "valid"]) -> list[float] | None:
         """Between what the AUC of test or validation data may lie, as far as the choice of samples goes: 95 %."""
-        scored = self.scores(part)
-        interval = scored and auc_interval(*scored)
+        interval = self.clients.auc_intervals.get(part)
+        if interval is None and (scored := self.scores(part)):
+            interval = auc_interval(*scored)
         return [interval.low, interval.high] if interval else None
 
     @property
