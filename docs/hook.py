@@ -376,17 +376,17 @@ NUMBER = re.compile(r"C-\d+\.\d+")
 
 def claims(paper: str) -> str:
     """Every claim of a paper as each run judged it, and what the runs took."""
-    took: list[list[str]] = []
+    took: list[str] = []
     said: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for name in (name for name in experiments() if name.startswith(f"{paper}/")):
         own = [result for result in results() if result == name or result.startswith(f"{name}/")]
         for result in own:
             label = result.removeprefix(f"{paper}/").removesuffix("/all")
-            took.append([label, f"`{command(result)}`", wall_time(result)])
+            took.append(f"- {label}: `{command(result)}`, {wall_time(result)}")
             for v in verdicts(result):
                 said.setdefault(v["claim"], []).append((label, v))
         if not own:
-            took.append([name.removeprefix(f"{paper}/"), f"`fedsaddle reproduce {name}`", "not run in full"])
+            took.append(f"- {name.removeprefix(f'{paper}/')}: `fedsaddle reproduce {name}`, not run in full")
     rows = []
     for claim, found in sorted(said.items(), key=lambda item: numbered(item[0])):
         published = dict.fromkeys(escaped(v["published"]) for _, v in found if v["published"])
@@ -394,9 +394,8 @@ def claims(paper: str) -> str:
             f"{label}: {told(v['holds'])}. {escaped(v['short'] or v['numbers'])}" for label, v in found
         ]
         rows.append([escaped(claim), "<br>".join(published) or "–", "<br>".join(obtained)])
-    return "\n\n".join([
-        table(["claim", "published", "obtained, by run"], rows), table(["run", "command", "took"], took)
-    ])  # fmt: skip
+    body = table(["claim", "published", "obtained, by run"], rows)
+    return f"{body}\n\nRuns:\n\n" + "\n".join(took)
 
 
 def numbered(claim: str) -> list[int]:

@@ -347,7 +347,7 @@ def test_claims_stand_once_each_with_what_every_run_said(monkeypatch: pytest.Mon
     first = "interval: holds. 32 against 1<br>cifar10-ih/cnn: **does not hold**. all numbers"
     assert f"| C-3.1: it bears more | 4 times | {first} |" in page
     assert "| C-3.2: too | – | interval: **not decided**. all numbers |" in page
-    assert "| later | `fedsaddle reproduce codasca/later` | not run in full |" in page
+    assert "- later: `fedsaddle reproduce codasca/later`, not run in full" in page
     counts = {line.split(" | ")[0][2:]: line.split(" | ")[2:] for line in made.overview("all").split("\n")}
     assert counts["C-3.1"] == ["1", "1", " |"] and counts["C-3.2"] == ["", "", "1 |"]
     assert counts["C-3.3"] == ["", "", "not judged |"]
