@@ -1053,6 +1053,7 @@ def test_participation_of_ffmdr_is_tuned_and_judged_set_by_set(
     for r in found:
         r["metrics"]["best"]["std"] = 0.003
     assert part.judge(found)[0].holds is None  # 0.0080 ± 0.0024 less, and 0.005 counts as about the same
+    assert part.judge(found[:3])[0].holds is None  # 0.0040 ± 0.0024
     fig = part.figure(found)
     assert [a.text for a in fig.layout.annotations] == ["a9a", "covtype"] and len(fig.data) == 6
 
@@ -1124,7 +1125,7 @@ def minimax_rows(
             metrics = {
                 k: {"mean": best, "std": std, "values": [best] * 3} for k in ("best", "chosen", "valid_best")
             }
-            curves = {"round": rounds, "valid_auc": [curve, curve]}
+            curves = {"round": rounds, "valid_auc": [curve, list(curve)]}
             rows.append({"method": method, "data": data, "metrics": metrics, "curves": curves})
         rows.append({"method": "centralised solve", "data": data, "metrics": {"best": {"mean": 0.9}}})
     return rows
@@ -1168,6 +1169,7 @@ def test_the_level_of_table_2_is_one_that_a_mean_reaches() -> None:
     (noisy,) = (r for r in rows if (r["method"], r["data"]) == ("FFMDR", "a9a"))
     for i, curve in enumerate(noisy["curves"]["valid_auc"]):
         curve[10 + i] += 0.008
+    noisy["metrics"]["valid_best"]["mean"] = 0.908
     mine = table2.rounds_to_level({r["method"]: r for r in rows if "curves" in r and r["data"] == "a9a"})[
         "FFMDR"
     ]
@@ -1199,7 +1201,7 @@ def test_unknown_variants(name: str, options: dict[str, str], says: str) -> None
 
 
 def test_every_variant_of_the_tables_is_a_valid_config() -> None:
-    """Also those that need a GPU, whose data are not here."""
+    """Also those that need a GPU, whose data are not here. Tables 8 and 9 take what was chosen for Tables 1 to 3."""
     tables, base = experiment("cycp/tables"), read(ROOT / "cycp/tables/base.toml")
     for data in tables.OPTIONS["data"]:
         for model in ("linear", "cnn"):
@@ -1208,6 +1210,11 @@ def test_every_variant_of_the_tables_is_a_valid_config() -> None:
             cells = [*tables.first_steps([], False, **options), *tables.schedules(rows, False, **options)]
             cells += tables.columns(rows, False, **options)
             assert len(cells) == 4 + 4 + 7 * 6
+            chosen = [{**c.at, "chosen": {"algorithm.lr": c.at["dir"]}} for c in cells[8:]]
+            last = tables.reported(chosen, False, **options)
+            assert len(last) == 7 * (10 if model == "linear" and data in ("phishing", "ijcnn1") else 6)
+            assert all(c.points == [{"algorithm.lr": c.at["dir"]}] for c in last)
+            cells += last
             for cell in cells:
                 made = _changed(base, {**cell.set, **cell.points[-1]})
                 assert made.tree["data"]["name"] == data and made.tree["model"]["name"] == model
@@ -1588,7 +1595,11 @@ def test_scaffpd_compares_the_best_clients_with_those_of_a_good_method() -> None
 def test_scaffpd_asks_every_seed_when_a_level_is_reached() -> None:
     rows = robust_rows({})
     (row,) = (r for r in rows if (r["method"], r["alpha"]) == ("SCAFF-PD, rho = 0.1", 0.01))
-    row["curves"]["accuracy_worst20"][2] = [0.0, 0.3, 0.3, 0.6]  # 20 rounds later than with rho = 0.2
+    early, late = (
+        [0.0, 0.3, 0.5, 0.6],
+        [0.0, 0.3, 0.3, 0.6],
+    )  # the mean has 0.43 in round 20, as SCAFFOLD at the end
+    row["curves"]["accuracy_worst20"] = [early, early, late]
     (verdict,) = (v for v in experiment("scaffpd/tables").judge(rows) if "sooner" in v.claim)
     assert verdict.holds is None and "in 2 of 3 seeds" in verdict.short
 

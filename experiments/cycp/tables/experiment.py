@@ -1,5 +1,6 @@
 """Test AUC of seven methods under cyclic participation, by heterogeneity (dir) and label noise (flip): Tables 1 to 3; with
-ResNet-18 also by the number of clients and by which positives are removed: Tables 8 and 9.
+ResNet-18, and a linear model on two sets, also by the number of clients and by which positives are removed: Tables 8 and 9,
+with what was chosen for Tables 1 to 3.
 
 The paper's grids are tuned in turn: (1) step size with the loss's scale or the prox factor at a first schedule of stages and
 (2) the schedule with those, both at dir 0.5 without noise; then (3) step size, scale and prox factor anew in every column.
@@ -31,6 +32,7 @@ OTHER_SEED = [3]
 
 DIRS, FLIPS = (0.1, 0.5, 10.0), (0.0, 0.2)
 CLIENTS, REMOVALS = (50, 200), (1, 2)
+TABLES_8_AND_9 = ("phishing", "ijcnn1")  # data that have them with a linear model too
 ALL_REMOVALS = -1  # 0, 1 and 2 together
 STEPS_GRID = [0.1, 0.01, 0.001]
 CYCLIC, RANDOM = "cyclic", "uniform"
@@ -115,7 +117,8 @@ def _methods(part):
 def settings(quick, data, model, part="all"):
     """The columns of a part."""
     tables = {"tables1-3": [Column(dir, flip) for dir in (DIRS[::2] if quick else DIRS) for flip in FLIPS]}
-    if model == "resnet18" and not quick:
+    more = model == "resnet18" or (model == "linear" and data in TABLES_8_AND_9)
+    if more and not quick:
         tables["table8"] = [Column(0.1, clients=n) for n in CLIENTS]
         tables["table9"] = [Column(removal=seed) for seed in REMOVALS]
     if part.startswith("table"):
@@ -250,9 +253,14 @@ def columns(rows, quick, part, **options):
     return [
         Cell(_at(m, column), _place(m, column, quick, **options),
              [{**schedule[m], **point} for point in grid_points(_grid(m, quick))])
-        for column in settings(quick, part=part, **options)
+        for column in dict.fromkeys(map(_tuned_as, settings(quick, part=part, **options)))
         for m in _methods(part) if m in schedule
     ]  # fmt: skip
+
+
+def _tuned_as(column):
+    """The column of Tables 1 to 3 whose choices a column of Table 8 or 9 takes."""
+    return Column(column.dir, column.flip)
 
 
 def _at(method, column):
@@ -266,7 +274,7 @@ def reported(rows, quick, part, **options):
     def points(method, column):
         if _smaller_budget(quick, **options):
             return chosen.get((method, f"step size, dir {column.dir:g}")) or _step_sizes(method)
-        return chosen.get((method, str(column))) or _grid(method, quick)
+        return chosen.get((method, str(_tuned_as(column)))) or _grid(method, quick)
 
     return [
         Cell(_at(m, column), _place(m, column, quick, **options), points(m, column))
