@@ -866,16 +866,85 @@ def test_cifar10_ih_judges_every_place_by_itself(claim: str, change: dict[Any, f
     judge = experiment("codasca/cifar10-ih").judge
     fine = judge(ih_rows({}))
     assert len(fine) == 4 and all(v.holds for v in fine)
-    assert "I_max is 128 for CODASCA and 32 for CODA+, ratio 4; within 0.005: 128 and 32" in fine[0].numbers
+    assert "I_max is 128 for CODASCA and 32 for CODA+, ratio 4; with 2 standard errors" in fine[0].numbers
+    assert "; within 0.002: 128 and 32; within 0.005: 128 and 32; within 0.02: 128 and 32." in fine[0].numbers
     assert [v.claim.startswith(claim + ",") for v in judge(ih_rows(change)) if not v.holds] == [True]
 
 
 def test_cifar10_ih_decides_nothing_where_the_same_method_differs_from_itself() -> None:
-    """At I = 1 both are one method: what they differ by there is noise."""
+    """At I = 1 both are one method: what they differ by there is noise, and at least what seeds differ by is."""
     judge = experiment("codasca/cifar10-ih").judge
     (open_,) = [v for v in judge(ih_rows({(8, 10, "CODASCA", 1): 0.915})) if v.holds is None]
-    assert open_.claim.startswith("C-3.1: at K = 8") and "differ by 0.0150 there, more than" in open_.numbers
+    assert (
+        open_.claim.startswith("C-3.1: at K = 8")
+        and "differ by 0.0150 ± 0.0000 there, more than" in open_.numbers
+    )
     assert all(v.holds is not None for v in judge(ih_rows({(8, 10, "CODASCA", 1): 0.905})))
+
+    def seeds(spread: float) -> bool | None:
+        rows = ih_rows({(8, 10, "CODASCA", I): 0.95 for I in (32, 64, 128)})  # beyond what seeds differ by
+        for row in rows:
+            if (row["K"], row["ratio"], row["I"]) == (8, 10, 1):
+                row["metrics"]["auc"]["values"] = [0.9 - spread, 0.9, 0.9 + spread]
+        return {v.claim[:14]: v.holds for v in judge(rows)}["C-3.1: at K = 8"[:14]]
+
+    assert seeds(0.0) and seeds(0.03) is None  # its standard error is 0.024, the tolerance 0.01
+
+
+@pytest.mark.parametrize(
+    ("place", "values", "said"),
+    [
+        (("CODASCA", 64), [0.892, 0.892, 0.892], True),  # 0.008 lost, and 0.01 allowed
+        (("CODASCA", 64), [0.887, 0.892, 0.897], None),  # ± 0.003
+        (("CODA+", 64), [0.888, 0.888, 0.888], True),
+        (("CODA+", 64), [0.883, 0.888, 0.893], True),  # 128 against 64 at most
+        (("CODASCA", 32), [0.88, 0.88, 0.88], False),
+        (("CODASCA", 32), [0.878, 0.888, 0.898], None),
+    ],
+)
+def test_cifar10_ih_decides_no_loss_beside_the_tolerance(
+    place: tuple[str, int], values: list[float], said: bool | None
+) -> None:
+    rows = ih_rows({})
+    for row in rows:
+        if (row["K"], row["ratio"], row["method"], row["I"]) == (16, 30, *place):
+            row["metrics"]["auc"] |= {"values": values}
+    by_place = {v.claim.partition(",")[0]: v.holds for v in experiment("codasca/cifar10-ih").judge(rows)[2:]}
+    assert by_place == {"C-3.2: at K = 16": said, "C-3.2: at K = 8": True}
+
+
+def test_cifar10_ih_does_not_compare_what_was_not_reached() -> None:
+    """Where neither method loses anything up to the last interval, neither I_max is known."""
+    both = {(8, 30, m, I): 0.9 for m in ("CODA+", "CODASCA") for I in (64, 128, 512, 1024)}
+    judge = experiment("codasca/cifar10-ih").judge
+    assert [v.holds for v in judge(ih_rows(both))] == [True, True, True, None]
+    assert [v.holds for v in judge(ih_rows(both | {(8, 30, "CODASCA", 1024): 0.8}))][-1] is False
+
+
+def test_the_interval_is_judged_with_the_tolerances_of_its_sister() -> None:
+    def judged(change: dict[tuple[str, int], list[float]]) -> list[Any]:
+        lost = {"CODA+": {1: 0.0, 8: 0.004, 32: 0.009, 128: 0.015, 512: 0.03},
+                "CODASCA": {1: 0.0, 8: 0.0, 32: 0.0, 128: 0.003, 512: 0.025}}  # fmt: skip
+        rows = [
+            {"method": m, "I": I, "metrics": {"auc": {"values": change.get((m, I), [0.9 - loss] * 3)}}}
+            for m, own in lost.items()
+            for I, loss in own.items()
+        ]
+        return list(experiment("codasca/interval").judge(rows))
+
+    larger, above = judged({})
+    assert larger.holds and above.holds
+    assert (
+        "I_max is 128 for CODASCA and 32 for CODA+; within 0.002: 32 and 1; within 0.005: 128 and 8;"
+        in larger.numbers
+    )
+    assert (
+        "within 0.02: 128 and 128; larger by 2 standard errors within 0.002, 0.005, 0.01." in larger.numbers
+    )
+    assert [v.holds for v in judged({("CODASCA", 512): [0.865, 0.869, 0.873]})] == [True, None]
+    assert [v.holds for v in judged({("CODASCA", 512): [0.868, 0.868, 0.868]})] == [True, False]
+    assert [v.holds for v in judged({("CODASCA", 32): [0.880, 0.889, 0.898]})] == [None, None]
+    assert [v.holds for v in judged({("CODASCA", 128): [0.886, 0.886, 0.886]})] == [False, True]
 
 
 def test_cifar10_ih_judges_no_place_that_lacks_an_interval() -> None:
@@ -1268,6 +1337,16 @@ def test_what_diverged_in_a_column_that_is_not_compared_is_not_told() -> None:
     }
     assert not told["C-2.1: CyCp-Pairwise"] and not told["C-2.2: CyCp-Pairwise"] and not told["C-2.5: as"]
     assert told["C-2.2: CyCp-Minimax"] == ["CyCp-Minimax", "RS-Minimax"]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [r for paper in ("codasca", "fedsgda") for r in sorted(ROOT.glob(f"{paper}/*/obtained/**/results.json"))],
+)
+def test_verdicts_say_in_ten_words_what_decides_and_start_with_a_number(result: Path) -> None:
+    for verdict in json.loads(result.read_text())["verdicts"]:
+        assert 1 <= len(verdict["short"].split()) <= 10
+        assert re.match(r"(C-\d\.\d|Theorem \d)\S*,? ?[^:]*: ", verdict["claim"])
 
 
 @pytest.mark.parametrize("result", sorted(ROOT.glob("*/*/obtained/**/results.json")))
