@@ -798,6 +798,7 @@ def test_every_cell_of_cifar10_ih_is_a_valid_config_and_in_one_part() -> None:
     ih, base = experiment("codasca/cifar10-ih"), read(ROOT / "codasca/cifar10-ih/base.toml")
     for data, model in (
         ("cifar10", "cnn"), ("cifar10", "densenet121"), ("cifar100", "resnet18"), ("cifar10", "resnet18-7x7"),
+        ("cifar10", "linear"),
     ):  # fmt: skip
         whole = ih.reported([], False, data, model, "all")
         assert len(whole) == 4 * 6 * 2
@@ -813,6 +814,7 @@ def test_every_cell_of_cifar10_ih_is_a_valid_config_and_in_one_part() -> None:
             assert made["train"]["rounds"] * I == budget.iterations and budget.iterations % budget.stage == 0
             assert algorithm["stage_rounds"] * I == budget.stage and algorithm["local_steps"] == I
             assert made["data"]["name"] == data and made["model"] == made["model"] | budget.model
+            assert made["train"]["compile"] == (model != "linear")  # which runs on a CPU
             assert made["partition"]["clients"] == cell.at["K"]
 
 
@@ -832,7 +834,7 @@ def test_a_larger_network_takes_its_step_size_from_one_interval() -> None:
     assert [len(c.points) for c in whole].count(3) == 48 - 12  # of other places nothing is chosen yet
 
 
-@pytest.mark.parametrize("model", ["resnet18", "resnet18-7x7", "densenet121"])
+@pytest.mark.parametrize("model", ["resnet18", "resnet18-7x7", "densenet121", "linear"])
 def test_the_quick_version_of_a_larger_network_is_valid(model: str) -> None:
     ih, base = experiment("codasca/cifar10-ih"), read(ROOT / "codasca/cifar10-ih/base.toml")
     for cell in ih.step_sizes([], True, "cifar10", model, "all"):
