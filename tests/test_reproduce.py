@@ -815,6 +815,7 @@ def test_every_cell_of_cifar10_ih_is_a_valid_config_and_in_one_part() -> None:
     ih, base = experiment("codasca/cifar10-ih"), read(ROOT / "codasca/cifar10-ih/base.toml")
     for data, model in (
         ("cifar10", "cnn"), ("cifar10", "densenet121"), ("cifar100", "resnet18"), ("cifar10", "resnet18-7x7"),
+        ("cifar10", "linear"),
     ):  # fmt: skip
         whole = ih.reported([], False, data, model, "all")
         assert len(whole) == 4 * 6 * 2
@@ -830,6 +831,7 @@ def test_every_cell_of_cifar10_ih_is_a_valid_config_and_in_one_part() -> None:
             assert made["train"]["rounds"] * I == budget.iterations and budget.iterations % budget.stage == 0
             assert algorithm["stage_rounds"] * I == budget.stage and algorithm["local_steps"] == I
             assert made["data"]["name"] == data and made["model"] == made["model"] | budget.model
+            assert made["train"]["compile"] == (model != "linear")  # which runs on a CPU
             assert made["partition"]["clients"] == cell.at["K"]
 
 
@@ -849,7 +851,7 @@ def test_a_larger_network_takes_its_step_size_from_one_interval() -> None:
     assert [len(c.points) for c in whole].count(3) == 48 - 12  # of other places nothing is chosen yet
 
 
-@pytest.mark.parametrize("model", ["resnet18", "resnet18-7x7", "densenet121"])
+@pytest.mark.parametrize("model", ["resnet18", "resnet18-7x7", "densenet121", "linear"])
 def test_the_quick_version_of_a_larger_network_is_valid(model: str) -> None:
     ih, base = experiment("codasca/cifar10-ih"), read(ROOT / "codasca/cifar10-ih/base.toml")
     for cell in ih.step_sizes([], True, "cifar10", model, "all"):
@@ -899,7 +901,7 @@ def test_cifar10_ih_decides_nothing_where_the_same_method_differs_from_itself() 
     assert all(v.holds is not None for v in judge(ih_rows({(8, 10, "CODASCA", 1): 0.905})))
 
     def seeds(spread: float) -> bool | None:
-        rows = ih_rows({})
+        rows = ih_rows({(8, 10, "CODASCA", I): 0.95 for I in (32, 64, 128)})  # beyond what seeds differ by
         for row in rows:
             if (row["K"], row["ratio"], row["I"]) == (8, 10, 1):
                 row["metrics"]["auc"]["values"] = [0.9 - spread, 0.9, 0.9 + spread]
