@@ -36,8 +36,8 @@ from fedsaddle.finish import Processes, _compute, _next, _Share, _shares, finish
 from fedsaddle.folder import held
 from fedsaddle.journal import Journal
 from fedsaddle.sweep import Result, Row, sweep
+from fedsaddle.sweep_figures import overview, seeds, tradeoff
 from fedsaddle.sweep_plan import Range, grid_points, grids, plan, random_points
-from fedsaddle.sweep_report import overview, seeds, tradeoff
 from fedsaddle.toml import to_toml
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "sweep.toml"

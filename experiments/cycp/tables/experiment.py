@@ -337,6 +337,11 @@ def judge(rows):
     return out
 
 
+def published():
+    """The paper's numbers by method and setting."""
+    return {(m, str(c)): v for m, values in PAPER.items() for c, v in zip(PAPER_COLUMNS, values, strict=True)}
+
+
 def _column(row):
     return Column(*(row.get(k, usual) for k, usual in Column._field_defaults.items()))
 
@@ -407,10 +412,8 @@ def _above(method, others):
             said = f"above in {above}, below in {below} and open in {n - above - below} of {n} columns (2 standard errors)"
             numbers = ", ".join(f"{c} {gap:+.4f} ± {error:.4f}" for c, (gap, error) in gaps.items())
         else:  # the paper's
-            said, numbers = (
-                f"in {above} of {n} columns",
-                ", ".join(f"{c} {gap:+.4f}" for c, (gap, _) in gaps.items()),
-            )
+            least, most = (f(gap for gap, _ in gaps.values()) for f in (min, max))
+            said, numbers = f"in {above} of {n} columns", f"{least:+.4f} to {most:+.4f}"
         said += f", by more than {SPREAD} in {clear}: {numbers}"
         return holds, said, f"{above} above, {below} below, {n - above - below} open of {_count(n, 'column')}"
 

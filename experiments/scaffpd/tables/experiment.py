@@ -23,7 +23,7 @@ METRICS = {
 SELECT = "valid_both"
 SEEDS = [0, 1, 2]
 CURVES = ["accuracy_clients", "accuracy_worst20", "valid_accuracy_clients", "valid_accuracy_worst20"]
-OPTIONS = {"data": ("fashion_mnist", "cifar10"), "clients": ("20", "50")}
+OPTIONS = {"data": ("fashion_mnist", "cifar10"), "clients": ("20", "50"), "rounds": ("60", "300")}
 
 ALPHAS, RHOS, J = (0.01, 0.05, 0.1), (0.1, 0.2, 0.5), 10
 LR, DUAL = [0.1, 0.3, 1.0], [0.003, 0.01, 0.03]
@@ -39,31 +39,36 @@ GRIDS = {  # method -> algorithm, what is tuned
     ONE: ("afl", {"lr": [0.3, 1.0, 3.0], "dual_lr": DUAL}),
     "DRFA": ("drfa", {"lr": LR, "dual_lr": [v / J for v in DUAL]}),  # its step counts J times
 }
+MORE = {"lr": [3.0], "DRFA": [0.00003, 0.0003]}  # with 300 rounds, beyond ends of grids that were chosen
 
 
-def _scaff_pd(rhos, N):
+def _scaff_pd(rhos, N, lrs):
     """The points of SCAFF-PD with N clients: its local step is tau / J."""
     return [
         {"algorithm.ambiguity": f"chi2({rho})", "algorithm.tau": J * lr, "algorithm.sigma": share / (rho * N)}
         for rho in rhos
-        for lr in LR
+        for lr in lrs
         for share in (1.0, 0.1)
     ]
 
 
-def tuned(N):
+def tuned(N, rounds):
     """method -> algorithm and its points, with N clients."""
-    out = {}
+    out, longer = {}, rounds != "60"
+    lrs = LR + MORE["lr"] if longer else LR
     for method, (algorithm, grid) in GRIDS.items():
+        grid = {k: lrs if v is LR else v for k, v in grid.items()}
+        if longer and method == "DRFA":
+            grid["dual_lr"] = [v / J for v in MORE["DRFA"]] + grid["dual_lr"]
         points = [{}]
         for key, values in grid.items():
             points = [{**point, f"algorithm.{key}": value} for point in points for value in values]
         out[method] = (algorithm, points)
-    out["SCAFF-PD"] = ("scaff_pd", _scaff_pd(RHOS, N))
-    return out | {f"SCAFF-PD, rho = {rho}": ("scaff_pd", _scaff_pd([rho], N)) for rho in RHOS}
+    out["SCAFF-PD"] = ("scaff_pd", _scaff_pd(RHOS, N, lrs))
+    return out | {f"SCAFF-PD, rho = {rho}": ("scaff_pd", _scaff_pd([rho], N, lrs)) for rho in RHOS}
 
 
-TRIED = {method: len(points) for method, (_, points) in tuned(20).items()}
+TRIED = {method: len(points) for method, (_, points) in tuned(20, "60").items()}
 
 
 def _is_whole(data, clients):
@@ -84,8 +89,8 @@ def _whole(clients):
     }  # fmt: skip
 
 
-def _place(method, alpha, quick, data, clients):
-    """The config of a cell, before anything is tuned."""
+def _place(method, alpha, quick, data, clients, rounds):
+    """The config of a cell, before anything is tuned, which takes 60 rounds whatever follows."""
     out = {"data.name": data, "partition.alpha": alpha, "partition.clients": int(clients)}
     if _is_whole(data, clients) and not quick:
         out |= _whole(int(clients))
@@ -95,31 +100,40 @@ def _place(method, alpha, quick, data, clients):
             "transform.1.coordinates": 100, "transform.1.first.model": {"name": "mlp"},
             "transform.1.first.train.rounds": 5, "train.rounds": 10,
         }  # fmt: skip
-    out |= {"algorithm.name": tuned(int(clients))[method][0], "algorithm.local_steps": J}
+    out |= {"algorithm.name": tuned(int(clients), rounds)[method][0], "algorithm.local_steps": J}
     return out | ({"algorithm.local_steps": 1, "train.batch_size": "none"} if method == ONE else {})
 
 
-def grids(rows, quick, data, clients):
+def grids(rows, quick, data, clients, rounds):
     most = 1 if quick else None
     return [
-        Cell({"method": method, "alpha": alpha}, _place(method, alpha, quick, data, clients), points[:most])
+        Cell(
+            {"method": method, "alpha": alpha},
+            _place(method, alpha, quick, data, clients, rounds),
+            points[:most],
+        )
         for alpha in (ALPHAS[1:2] if quick else ALPHAS)
-        for method, (_, points) in tuned(int(clients)).items()
+        for method, (_, points) in tuned(int(clients), rounds).items()
     ]
 
 
-def reported(rows, quick, data, clients):
+def reported(rows, quick, data, clients, rounds):
+    longer = {} if quick else {"train.rounds": int(rounds)}
     return [
-        Cell({k: r[k] for k in ("method", "alpha")}, _place(r["method"], r["alpha"], quick, data, clients), [r["chosen"]])
+        Cell(
+            {k: r[k] for k in ("method", "alpha")},
+            _place(r["method"], r["alpha"], quick, data, clients, rounds) | longer,
+            [r["chosen"]],
+        )
         for r in rows
-    ]  # fmt: skip
+    ]
 
 
 STEPS = [grids, reported]
 
 
-def tuned_on(data, clients):
-    return SEEDS[:1] if _is_whole(data, clients) else SEEDS
+def tuned_on(data, clients, rounds):
+    return SEEDS[:1] if _is_whole(data, clients) or rounds != "60" else SEEDS
 
 
 def measure(curves):
