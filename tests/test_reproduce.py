@@ -1300,8 +1300,7 @@ def test_each_part_of_the_tables_is_judged_beside_the_paper(
     assert all(v.holds for v in judged if not v.claim.startswith("Table 9"))
     for verdict in judged[:4]:
         assert f"of {columns} columns" in verdict.numbers and f"of {columns} columns" in verdict.published
-        at = [re.findall(r"(dir .+?) [+-]0", text) for text in (verdict.numbers, verdict.published)]
-        assert at[0] == at[1] and len(at[0]) == int(columns)
+        assert len(re.findall(r"dir .+? [+-]0", verdict.numbers)) == int(columns)
         assert verdict.short == f"{columns} above, 0 below, 0 open of {columns} columns"
 
 
@@ -1310,9 +1309,9 @@ def test_twins_alone_are_judged_in_the_columns_of_table_8() -> None:
     judged = claims_of([r for r in rows if not r["removal"]])
     assert "Above in 8, below in 0 and open in 0 of 8 columns" in judged["C-2.2: CyCp-Minimax"].numbers
     assert "dir 0.1, flip 0, 200 clients +0.0500 ± 0.0012" in judged["C-2.2: CyCp-Minimax"].numbers
-    # 0.8209 - 0.7572 and 0.8478 - 0.8012
+    # 0.8095 - 0.8083 and 0.8209 - 0.7572
     assert judged["C-2.2: CyCp-Minimax"].published.endswith(
-        "50 clients +0.0637, dir 0.1, flip 0, 200 clients +0.0466"
+        "in 8 of 8 columns, by more than 0.02 in 6: +0.0012 to +0.0637"
     )
     assert all("of 6 columns" in judged[c].numbers for c in ("C-2.1: CyCp-Minimax", "C-2.2: CyCp-Pairwise"))
 
@@ -1332,9 +1331,7 @@ def test_table_9_is_one_column_of_all_draws() -> None:
     """Its error is that of gaps over draws, which both methods share."""
     judged = claims_of(table_9({}))
     assert "dir 0.5, flip 0, all removals +0.0500 ± 0.0000" in judged["C-2.2: CyCp-Minimax"].numbers
-    assert (
-        "dir 0.5, flip 0, all removals +0.0235" in judged["C-2.2: CyCp-Minimax"].published
-    )  # 0.8460 - 0.8225
+    assert "in 9 of 9 columns" in judged["C-2.2: CyCp-Minimax"].published
     # draws 0, 0.06 and 0.12 above: gaps of 0.05 + 0, 0.05 and 0.1, whose error is 0.05 / sqrt(3)
     judged = claims_of(table_9({"CyCp-Minimax": 0.06}))
     assert "all removals +0.1000 ± 0.0289" in judged["C-2.2: CyCp-Minimax"].numbers
@@ -1466,10 +1463,9 @@ def test_tables_say_what_diverged_and_what_was_published() -> None:
     (noted,) = [v for v in said.values() if "diverged" in v.numbers]
     assert "Of RS-Pairwise at dir 0.1, flip 0, 1 of 3 seeds diverged" in noted.numbers
     assert noted.claim.startswith("C-2.2: CyCp-Pairwise")
-    # the paper's C-2.1, Tables 1 to 3: 0.8184 against A-SCAFFOLD's 0.7815
+    # the paper's C-2.1, Tables 1 to 3: 0.8511 - 0.8315 and 0.8095 - 0.7119
     assert (
-        "in 6 of 6 columns, by more than 0.02 in 5: dir 0.1, flip 0 +0.0369"
-        in next(iter(said.values())).published
+        "in 6 of 6 columns, by more than 0.02 in 5: +0.0196 to +0.0976" in next(iter(said.values())).published
     )
     only = {v.claim for v in experiment("cycp/tables").judge([r for r in rows if r["dir"] != 0.1])}
     assert not any("as dir falls" in claim for claim in only) and len(only) == 5
@@ -1510,14 +1506,16 @@ def test_stored_results_are_judged_as_experiments_judge_now(result: Path, tmp_pa
 
 def test_all_variants_of_scaffpd_are_valid_configs() -> None:
     tables, base = experiment("scaffpd/tables"), read(ROOT / "scaffpd/tables/base.toml")
-    for data, clients in itertools.product(*tables.OPTIONS.values()):
-        cells = tables.grids([], False, data, clients)
+    for data, clients, rounds in itertools.product(*tables.OPTIONS.values()):
+        cells = tables.grids([], False, data, clients, rounds)
         assert len(cells) == 3 * 12
         rows = [{**c.at, "chosen": c.points[-1]} for c in cells]
-        again = tables.reported(rows, False, data, clients)
-        assert [(c.at, c.set, c.points[-1:]) for c in cells] == [(c.at, c.set, c.points) for c in again]
-        for cell in cells:
+        again = tables.reported(rows, False, data, clients, rounds)
+        assert [(c.at, c.points[-1:]) for c in cells] == [(c.at, c.points) for c in again]
+        assert [{**c.set, "train.rounds": int(rounds)} for c in cells] == [c.set for c in again]
+        for cell in again:
             made = _changed(base, {**cell.set, **cell.points[-1]})
+            assert made.tree["train"]["rounds"] == int(rounds)
             assert made.tree["data"]["name"] == data and made.tree["partition"]["clients"] == int(clients)
             assert made.tree["transform"][1]["first"]["model"]["name"] == "cnn"
 
@@ -1529,7 +1527,7 @@ def robust_rows(change: dict[tuple[str, float, str], float], std: float = 0.002)
     base |= {f"SCAFF-PD, rho = {rho}": (0.8, 0.6 - rho / 5, 1.0) for rho in tables.RHOS}
     rows = []
     for alpha in tables.ALPHAS:
-        for method in tables.tuned(20):
+        for method in tables.tuned(20, "60"):
             values = dict(
                 zip(("clients", "worst20", "best20"), base.get(method, (0.8, 0.4 + alpha, 1.0)), strict=True)
             )
