@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -36,12 +36,13 @@ from fedsaddle.engines.machine import Machine, dtype_named
 from fedsaddle.errors import Diverged, FedsaddleError, NobodyAnswered, first_line, require, warn
 from fedsaddle.federation import Federation
 from fedsaddle.folder import TANGENT, Folder, Stopped, differing, write_whole
+from fedsaddle.measures import in_words
 from fedsaddle.messages import BYTES_PER_NUMBER
 from fedsaddle.metrics import Evaluation, Split, auc_interval
 from fedsaddle.participation import Full, Participation
 from fedsaddle.problem import ModelProblem, Problem, tree_map
 from fedsaddle.progress import RoundsBar
-from fedsaddle.remarks import grown
+from fedsaddle.remarks import STRAYS, grown
 from fedsaddle.sampling import SAMPLINGS
 from fedsaddle.summary import LISTS, MAX_LISTED, result, run_config, versions
 from fedsaddle.toml import quoted
@@ -559,9 +560,10 @@ class Run:
         """Write down where the run stands after r rounds."""
         if found is None:
             (found,) = self.look(r, self.state.z.unsqueeze(0))
-        if not found.finite:
+        odd = self._overflown(found.evaluation.values) if found.evaluation is not None else ""
+        if not found.finite or odd:
             raise Diverged(
-                f"{type(self.algorithm).__name__}: diverged in round {r}, the iterate is not finite; "
+                f"{type(self.algorithm).__name__}: diverged in round {r}, the {odd or 'iterate'} is not finite; "
                 f"lower the step size (lr is {getattr(self.algorithm, 'lr', None)})"
             )
         total = self.clients.traffic.total
@@ -603,6 +605,14 @@ class Run:
         if bar is not None:
             bar.update(record)
         return record
+
+    def _overflown(self, values: Mapping[str, float]) -> str:
+        """A measure that was finite at the start, and is too large for a number at an iterate that still is one."""
+        if not self._records or not (self.algorithm.shared_dual or not self.problem.n_y):
+            return ""
+        began = {k: v for k, v in values.items() if k in STRAYS and self._records[0].get(k) is not None}
+        lost = [k for k, v in began.items() if math.isinf(v) or (k == "field_norm" and math.isnan(v))]
+        return in_words(lost[0]) if lost else ""
 
     def _save(self) -> None:
         if self.out is not None:
@@ -717,7 +727,8 @@ class Run:
     @property
     def began(self) -> Record:
         """What the objective was before training; None where it is not measured."""
-        return {f"{k}_at_start": self._records[0].get(k) for k in ("loss", "pair_loss", "phi", "grad_phi")}
+        keys = ("loss", "pair_loss", "phi", "grad_phi", *STRAYS)
+        return {f"{k}_at_start": self._records[0].get(k) for k in keys}
 
     def auc_interval(self, part: Literal["test", "valid"]) -> list[float] | None:
         """Between what the AUC of test or validation data may lie, as far as the choice of samples goes: 95 %."""
