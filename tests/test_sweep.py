@@ -100,6 +100,34 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+# ------------------------------------------------------------------------------------ methods and models as points
+
+
+def test_points_may_be_algorithms_and_models() -> None:
+    """Keys of the file that another algorithm or model has not are left out, as with --set."""
+    tree = copy.deepcopy(CANCER)
+    tree["algorithm"] |= {"weights": "samples", "server_lr": 0.9}
+    tree["model"]["zero"], tree["problem"]["p"] = True, "pooled"
+    names = ["codasca", "fedsgda", "local_sgda", "scaffold"]
+    points = {"algorithm.name": names, "model.name": ["linear", "mlp"]}
+    with pytest.warns(UserWarning, match="is left out at points of") as said:
+        made = plan(save(tree, points))
+    assert [str(w.message) for w in said] == [
+        "model.zero of the file is left out at points of mlp, without such a key",
+        "algorithm.weights of the file is left out at points of fedsgda, without such a key",
+        "algorithm.server_lr of the file is left out at points of fedsgda, without such a key",
+    ]
+    by_name = {c.tree["algorithm"]["name"]: c.tree["algorithm"] for (c, _) in made.runs}
+    assert by_name["scaffold"]["weights"] == "samples" and "weights" not in by_name["fedsgda"]
+    with pytest.warns(UserWarning, match="is left out"):
+        done = sweep(save(tree, points, seeds=[0]), out="out")
+    assert [row.point["algorithm.name"] for row in done.rows] == [name for name in names for _ in range(2)]
+    assert all(done.score(row) is not None for row in done.rows)
+    points["algorithm.weights"] = ["samples"]
+    with pytest.raises(FedsaddleError, match=r"algorithm.weights: unknown key; fedsgda takes .* \(at the point"):
+        plan(save(tree, points))
+
+
 # ----------------------------------------------------------------------------------- the same as single runs
 
 
