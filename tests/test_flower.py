@@ -367,6 +367,27 @@ def test_only_client_work_can_be_called(name: str, tmp_path: Path) -> None:
     assert reply.head["status"] == "refused" and "is no client work" in reply.head["reason"]
 
 
+def test_a_mistake_in_client_work_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(federation(), tmp_path)
+    deployed(fleet, tree("codasca", rounds=1)).finish()
+    request = next(r for i, r in fleet.requests if i == 0 and _is_work(r, "drift"))
+    work = codasca.CODASCA.drift_corrected_steps
+
+    def reason(spoilt: Any) -> str:
+        monkeypatch.setattr(
+            codasca.CODASCA, "drift_corrected_steps", lambda self, cohort, s: spoilt(self, cohort, s)
+        )
+        return str(fleet.workers[0].answer(request).head["reason"])
+
+    assert "local work returns (reply, memory)" in reason(lambda *a: work(*a)[0])
+    assert "the new memory must be [1, 9], as memory() says, got [1, 2]" in reason(
+        lambda *a: (work(*a)[0], work(*a)[1][..., :2])
+    )
+    monkeypatch.undo()
+    without = request._replace(head=request.head | {"remembers": False})
+    assert "cohort.memory is None: the algorithm" in str(fleet.workers[0].answer(without).head["reason"])
+
+
 # ---- the server ends and goes on ---------------------------------------------------------------------------
 
 

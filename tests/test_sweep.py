@@ -124,7 +124,9 @@ def test_points_may_be_algorithms_and_models() -> None:
     assert [row.point["algorithm.name"] for row in done.rows] == [name for name in names for _ in range(2)]
     assert all(done.score(row) is not None for row in done.rows)
     points["algorithm.weights"] = ["samples"]
-    with pytest.raises(FedsaddleError, match=r"algorithm.weights: unknown key; fedsgda takes .* \(at the point"):
+    with pytest.raises(
+        FedsaddleError, match=r"algorithm.weights: unknown key; fedsgda takes .* \(at the point"
+    ):
         plan(save(tree, points))
 
 

@@ -67,10 +67,10 @@ def drop_strangers(
     dropped = []
     for section, before in of_file.items():
         part = tree.get(section)
-        name = part.get("name") if isinstance(part, dict) else None
-        if not isinstance(before, dict) or "name" not in before or [section] in changed:
+        if not (isinstance(before, dict) and isinstance(part, dict)) or [section] in changed:
             continue
-        if [section, "name"] not in changed or name == before["name"] or not isinstance(name, str):
+        name = part.get("name")
+        if [section, "name"] not in changed or name == before.get("name", name) or not isinstance(name, str):
             continue
         if name not in NAMED.get(section, {}):
             continue

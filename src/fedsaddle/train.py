@@ -167,7 +167,7 @@ class Run:
             ("participation", participation, Participation),
         )
         for name, value, kind in kinds:
-            require(name, isinstance(value, kind), _KINDS[name], type(value).__name__)
+            require(name, isinstance(value, kind), _KINDS[name], _got(value))
         whole = hasattr(rounds, "__index__")
         shown = (
             quoted(int(rounds)) if whole else repr(rounds)
@@ -384,7 +384,7 @@ class Run:
             clients.problem = problem = self._posed.prepare(clients)
             self.state = self.algorithm.init(self._start(problem), problem)
             clients.remember(self.algorithm.memory(self._start(problem), problem))
-        title = type(self.algorithm).__name__
+        title, unchecked = type(self.algorithm).__name__, True
         with RoundsBar(self._progress, title, self.rounds) as bar:
             if not self._resume:
                 yield self._record(0, started, bar=bar)
@@ -396,6 +396,9 @@ class Run:
                     self.state = self.algorithm.round(before, clients)
                 except NobodyAnswered:
                     clients.rollback()  # the round was tried and counted, and changes nothing
+                if unchecked:
+                    check_next(self.algorithm, before, self.state)
+                    unchecked = self.state is before
                 try:
                     record = self._record(done + 1, started, bar=bar)
                 except Diverged as error:
@@ -760,6 +763,29 @@ def _monitors(state: Any) -> dict[str, Tensor]:
 def _short(vector: Tensor) -> list[float | None]:
     """A vector [1, k] for a record: four digits, None where a number is not finite."""
     return [float(f"{v:.4g}") if math.isfinite(v) else None for v in vector[0].tolist()]
+
+
+def check_next(algorithm: Algorithm, before: Any, after: Any) -> None:
+    """Refuse what a round returned if it is no State that could follow the one before."""
+    where, kind = f"{type(algorithm).__name__}.round", type(before).__name__
+    if type(after) is not type(before):
+        got, remedy = type(after).__name__, ""
+        if type(after) is tuple:
+            remedy = "; clients.mean returns (mean, share), of which a State is made"
+        raise FedsaddleError(f"{where}: must return the new {kind}, got {got}{remedy}")
+    found = dict(tensors_of(after))
+    for path, tensor in tensors_of(before):
+        new = found.get(path, tensor)
+        if (new.shape, new.dtype) != (tensor.shape, tensor.dtype):
+            was, now = (f"{t.dtype} {list(t.shape)}".removeprefix("torch.") for t in (tensor, new))
+            raise FedsaddleError(f"{where}: {path} of the new {kind} must be {was} as before, got {now}")
+
+
+def _got(value: Any) -> str:
+    """What somebody gave, by its type."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}; write {value.__name__}(...)"
+    return type(value).__name__
 
 
 _KINDS = {

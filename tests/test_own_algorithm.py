@@ -1,0 +1,161 @@
+"""An algorithm of one's own: what is wrong with it is said in words, not by what breaks behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedsaddle as fs
+from fedsaddle.algorithms import LocalSGDA
+from fedsaddle.clients import Clients
+from fedsaddle.cohort import Cohort
+from fedsaddle.errors import FedsaddleError
+from fedsaddle.problem import Problem
+from fedsaddle.replicas import run_together
+
+PROBLEM, CLIENTS = fs.QuadraticSaddle(3, 2), fs.quadratic_federation(clients=4, dim_x=3, dim_y=2)
+
+
+class State(NamedTuple):
+    z: Tensor
+
+
+class Two(NamedTuple):
+    z: Tensor
+    c_k: Tensor
+
+
+@dataclass(frozen=True)
+class Own(fs.Algorithm):
+    """Optimistic gradient steps: a sound method, to be spoilt."""
+
+    lr: float = 0.05
+
+    def init(self, z: Tensor, problem: Problem) -> Any:
+        return State(z)
+
+    def memory(self, z: Tensor, problem: Problem) -> Any:
+        return torch.zeros_like(z)
+
+    def round(self, s: Any, clients: Clients) -> Any:
+        return State(clients.mean(self.steps, s)[0].z)
+
+    def steps(self, cohort: Cohort, s: Any) -> Any:
+        z, last = cohort.scan(lambda at, batch: self.step(cohort, at, batch), (s.z, cohort.memory), 2)
+        return State(z), last
+
+    def step(self, cohort: Cohort, at: Any, batch: Any) -> Any:
+        z, last = at
+        now = cohort.field(z, batch)
+        return z - self.lr * (2 * now - last), now
+
+
+class ReturnsNoMemory(Own):
+    def steps(self, cohort: Cohort, s: Any) -> Any:
+        return super().steps(cohort, s)[0]
+
+
+class ReturnsOnePair(Own):
+    def steps(self, cohort: Cohort, s: Any) -> Any:
+        return Two(*super().steps(cohort, s))  # unpacked, it would be a reply and memory
+
+
+class ReturnsThree(Own):
+    def steps(self, cohort: Cohort, s: Any) -> Any:
+        return *super().steps(cohort, s), None
+
+
+class ReadsMemoryItHasNot(Own):
+    memory = fs.Algorithm.memory
+
+
+class WritesMemoryItHasNot(Own):
+    memory = fs.Algorithm.memory
+
+    def steps(self, cohort: Cohort, s: Any) -> Any:
+        return State(s.z + torch.zeros_like(cohort.each(s.z))), cohort.each(s.z)
+
+
+class WritesOtherMemory(Own):
+    def steps(self, cohort: Cohort, s: Any) -> Any:
+        reply, memory = super().steps(cohort, s)
+        return reply, memory[..., :2]
+
+
+class WritesAPairOfMemory(Own):
+    def steps(self, cohort: Cohort, s: Any) -> Any:
+        reply, memory = super().steps(cohort, s)
+        return reply, (memory, memory)
+
+
+class ForgetsToReturn(Own):
+    def round(self, s: Any, clients: Clients) -> Any:
+        super().round(s, clients)
+
+
+class ReturnsThePair(Own):
+    def round(self, s: Any, clients: Clients) -> Any:
+        return clients.mean(self.steps, s)
+
+
+class ShortReply(Own):
+    def steps(self, cohort: Cohort, s: Any) -> Any:
+        reply, memory = super().steps(cohort, s)
+        return State(reply.z[..., :3]), memory
+
+
+class Doubles(Own):
+    def round(self, s: Any, clients: Clients) -> Any:
+        return State(super().round(s, clients).z.float())
+
+
+MISTAKES = {
+    ReturnsNoMemory: r"ReturnsNoMemory.steps: local work returns \(reply, memory\), memory may be None; got State",
+    ReturnsOnePair: r"local work returns \(reply, memory\), memory may be None; got Two",
+    ReturnsThree: r"local work returns \(reply, memory\), memory may be None; got 3 values",
+    ReadsMemoryItHasNot: r"cohort.memory is None: the algorithm has no method memory\(self, z, problem\)",
+    WritesMemoryItHasNot: r"steps: returns memory, but the algorithm has no method memory",
+    WritesOtherMemory: r"the new memory must be \[\d, 5\], as memory\(\) says, got \[\d, 2\]",
+    WritesAPairOfMemory: r"the new memory must be \[\d, 5\], as memory\(\) says, got tuple",
+    ForgetsToReturn: r"^ForgetsToReturn.round: must return the new State, got NoneType$",
+    ReturnsThePair: r"must return the new State, got tuple; clients.mean returns \(mean, share\), of which",
+    ShortReply: r"round: z of the new State must be float64 \[1, 5\] as before, got float64 \[1, 3\]$",
+    Doubles: r"round: z of the new State must be float64 \[1, 5\] as before, got float32 \[1, 5\]$",
+}
+
+
+def run(algorithm: Any, **options: Any) -> fs.Run:
+    return fs.train(PROBLEM, algorithm, CLIENTS, rounds=2, dtype="float64", progress=False, **options)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "serial"])
+@pytest.mark.parametrize("kind", MISTAKES, ids=lambda kind: kind.__name__)
+def test_a_mistake_is_named(kind: type[Own], engine: str) -> None:
+    run(Own(), engine=engine).finish()
+    with pytest.raises(FedsaddleError, match=MISTAKES[kind]):
+        run(kind(), engine=engine).finish()
+
+
+def test_a_mistake_is_named_of_replicas_too() -> None:
+    with pytest.raises(FedsaddleError, match="must return the new State, got tuple"):
+        run_together([run(ReturnsThePair(), seed=seed) for seed in (0, 1)])
+
+
+def test_a_class_in_place_of_an_object_is_named() -> None:
+    with pytest.raises(FedsaddleError, match=r"algorithm must be .*, got the class Own; write Own\(\.\.\.\)"):
+        run(Own)
+    with pytest.raises(
+        FedsaddleError, match=r"got the class QuadraticSaddle; write QuadraticSaddle\(\.\.\.\)"
+    ):
+        fs.train(fs.QuadraticSaddle, LocalSGDA(), CLIENTS, rounds=1)  # type: ignore[arg-type]
+
+
+def test_a_state_may_stay_as_it_is_when_nobody_answers() -> None:
+    silent = fs.Uniform(1, failure=0.9)
+    run(Own(), participation=silent).finish()
+    with pytest.raises(FedsaddleError, match="must return the new State"):
+        fs.train(PROBLEM, ForgetsToReturn(), CLIENTS, rounds=60, participation=silent).finish()
