@@ -126,7 +126,7 @@ def test_a_measure_too_large_for_a_number_is_a_divergence(tmp_path: Path) -> Non
     with pytest.raises(
         Diverged, match=r"LocalSGDA: diverged in round \d+, the distance to the saddle is not"
     ):
-        _quadratic(2.0, 1000, out=tmp_path)
+        _quadratic(2.0, 1000, out=tmp_path, eval_every=1)
     last = json.loads((tmp_path / "history.jsonl").read_text().splitlines()[-1])
     assert last["distance"] > 1e100  # the square of a next one is no number
 
