@@ -1,4 +1,4 @@
-"""An algorithm of one's own: what is wrong with it is said in words, not by what breaks behind it."""
+"""An algorithm of one's own: what is wrong with it is said in words, and `fedsaddle.testing.check` finds what is impure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 import fedsaddle as fs
-from fedsaddle.algorithms import LocalSGDA
+from fedsaddle.algorithms import ALGORITHMS, LocalSGDA
 from fedsaddle.clients import Clients
 from fedsaddle.cohort import Cohort
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.problem import Problem
 from fedsaddle.replicas import run_together
+from fedsaddle.testing import FACTS, check
 
 PROBLEM, CLIENTS = fs.QuadraticSaddle(3, 2), fs.quadratic_federation(clients=4, dim_x=3, dim_y=2)
 
@@ -159,3 +160,122 @@ def test_a_state_may_stay_as_it_is_when_nobody_answers() -> None:
     run(Own(), participation=silent).finish()
     with pytest.raises(FedsaddleError, match="must return the new State"):
         fs.train(PROBLEM, ForgetsToReturn(), CLIENTS, rounds=60, participation=silent).finish()
+
+
+# -------------------------------------------------------------------------------------------------- check
+
+
+NEEDS: dict[str, dict[str, Any]] = {"ffmdr": {"beta": 1.0, "lr": 0.05, "stop": "fixed_epochs"}}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_passes(name: str) -> None:
+    check(ALGORITHMS[name](**NEEDS.get(name, {})))
+
+
+class Tosses(Own):
+    def step(self, cohort: Cohort, at: Any, batch: Any) -> Any:
+        z, last = super().step(cohort, at, batch)
+        return z + 0.01 * torch.randn_like(z), last
+
+
+class LooksAtOthers(Own):
+    def step(self, cohort: Cohort, at: Any, batch: Any) -> Any:
+        z, last = at
+        now = cohort.field(z, batch)
+        return z - self.lr * now / now.norm(), last
+
+
+class FirstCountsMost(Own):
+    def round(self, s: Any, clients: Clients) -> Any:
+        replies = clients.gather(self.steps, s).replies.z
+        weights = torch.arange(replies.shape[-2], 0, -1).to(replies)
+        return State((weights / weights.sum()) @ replies.unsqueeze(0))
+
+
+class Sums(Own):
+    def round(self, s: Any, clients: Clients) -> Any:
+        moves = clients.gather(self.steps, s).replies.z - s.z
+        return State(s.z + 0.3 * moves.sum(-2, keepdim=True))
+
+
+class WritesElsewhere(Own):
+    def round(self, s: Any, clients: Clients) -> Any:
+        new = super().round(s, clients)
+        clients._memory._rows.mul_(1.1)  # type: ignore[attr-defined]
+        return new
+
+
+class CountsOnTheSide(Own):
+    def round(self, s: Any, clients: Clients) -> Any:
+        clients.count = getattr(clients, "count", 0) + 1  # type: ignore[attr-defined]
+        return State(s.z + (super().round(s, clients).z - s.z) / clients.count)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Branches(Own):
+    damping: float = 0.5
+
+    def round(self, s: Any, clients: Clients) -> Any:
+        new = super().round(s, clients)
+        return State(s.z + self.damping * (new.z - s.z)) if self.damping > 0.47 else new
+
+
+class LooksAtTheFirstReplica(Own):
+    def round(self, s: Any, clients: Clients) -> Any:
+        new = super().round(s, clients)
+        return State(s.z + (new.z - s.z) * new.z[0].norm().cos())
+
+
+@dataclass(frozen=True)
+class Letter:
+    z: Tensor
+
+
+class SendsAnObject(Own):
+    def round(self, s: Any, clients: Clients) -> Any:
+        return State(clients.mean(self.opened, (Letter(s.z),))[0].z)
+
+    def opened(self, cohort: Cohort, m: Any) -> Any:
+        return self.steps(cohort, State(m[0].z))
+
+
+SPOILT = {
+    "repeats": (Tosses, r"second run is not the first one .*torch.randn: use cohort.normal"),
+    "engines": (LooksAtOthers, r"engine 'stacked' and serial disagree .*a norm, mean .*; use dim=-1"),
+    "order": (FirstCountsMost, r"the order of clients matters .* a client's place decides"),
+    "identical": (
+        Sums,
+        r"four identical clients are not one client .* a sum over clients where a mean belongs",
+    ),
+    "absent": (WritesElsewhere, r"clients that were absent in round \d remember something else"),
+    "resumed": (CountsOnTheSide, r"a resumed run is not the uninterrupted one .* neither the State nor"),
+    "together": (Branches, r"runs cannot be computed together .*goes into `branching` or `shaping`"),
+    "wire": (SendsAnObject, r"something that travels cannot be sent .*Letter"),
+}
+
+
+def test_the_sound_method_passes() -> None:
+    check(Own())
+    check(Own(), PROBLEM, CLIENTS, rounds=2)
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)
+def test_what_is_impure_is_found(fact: Any) -> None:
+    kind, said = SPOILT[fact.__name__]
+    with pytest.raises(AssertionError, match=f"^{kind.__name__}: .*{said}"):
+        check(kind())
+
+
+def test_replicas_that_are_not_their_own_runs_are_found() -> None:
+    with pytest.raises(AssertionError, match=r"^LooksAtTheFirstReplica: runs that differ in "):
+        check(LooksAtTheFirstReplica())
+
+
+def test_what_check_cannot_check_is_said() -> None:
+    with pytest.raises(FedsaddleError, match="give a problem and its federation, or none"):
+        check(Own(), PROBLEM)
+    with pytest.raises(FedsaddleError, match="rounds must be >= 2, got 1"):
+        check(Own(), rounds=1)
+    with pytest.raises(Diverged, match="Own: diverged in round 1"):
+        check(Own(lr=1e200))

@@ -384,7 +384,7 @@ class Run:
             clients.problem = problem = self._posed.prepare(clients)
             self.state = self.algorithm.init(self._start(problem), problem)
             clients.remember(self.algorithm.memory(self._start(problem), problem))
-        title, unchecked = type(self.algorithm).__name__, True
+        title, unchecked = type(self.algorithm).__name__, not self._resume  # pools may grow later
         with RoundsBar(self._progress, title, self.rounds) as bar:
             if not self._resume:
                 yield self._record(0, started, bar=bar)
