@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,9 +16,14 @@ from fedsaddle.algorithms import ALGORITHMS, LocalSGDA
 from fedsaddle.clients import Clients
 from fedsaddle.cohort import Cohort
 from fedsaddle.errors import Diverged, FedsaddleError
+from fedsaddle.folder import read_result
 from fedsaddle.problem import Problem
 from fedsaddle.replicas import run_together
 from fedsaddle.testing import FACTS, check
+from fedsaddle.toml import to_toml
+from tests.conftest import Command
+
+pytest.importorskip("plotly")
 
 PROBLEM, CLIENTS = fs.QuadraticSaddle(3, 2), fs.quadratic_federation(clients=4, dim_x=3, dim_y=2)
 
@@ -160,6 +167,120 @@ def test_a_state_may_stay_as_it_is_when_nobody_answers() -> None:
     run(Own(), participation=silent).finish()
     with pytest.raises(FedsaddleError, match="must return the new State"):
         fs.train(PROBLEM, ForgetsToReturn(), CLIENTS, rounds=60, participation=silent).finish()
+
+
+# ------------------------------------------------------------------------------------- by a config, as module:name
+
+
+OGDA = '''
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from fedsaddle import Algorithm
+
+
+class State(NamedTuple):
+    z: torch.Tensor
+
+
+@dataclass(frozen=True)
+class FedOG(Algorithm):
+    """Optimistic gradient steps."""
+
+    lr: float = 0.05
+    local_steps: int = 2
+
+    def __post_init__(self):
+        self._require_positive("lr")
+
+    def init(self, z, problem):
+        return State(z)
+
+    def memory(self, z, problem):
+        return torch.zeros_like(z)
+
+    def round(self, s, clients):
+        return State(clients.mean(self.optimistic_steps, s)[0].z)
+
+    def optimistic_steps(self, cohort, s):
+        def step(at, batch):
+            now = cohort.field(at[0], batch)
+            return at[0] - self.lr * (2 * now - at[1]), now
+
+        z, last = cohort.scan(step, (s.z, cohort.memory), self.local_steps)
+        return State(z), last
+
+
+def loose(lr=0.1):
+    return FedOG(lr)
+'''
+CONFIG: dict[str, Any] = {
+    "data": {"name": "quadratic", "clients": 3, "dim_x": 3, "dim_y": 2},
+    "problem": {"name": "quadratic"},
+    "algorithm": {"module": "ogda:FedOG", "lr": 0.1},
+    "train": {"rounds": 4, "dtype": "float64", "checkpoint_every": 1},
+}
+
+
+@pytest.fixture
+def ogda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the method in a file, as somebody stands in it."""
+    (tmp_path / "ogda.py").write_text(OGDA)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "ogda", raising=False)
+    (tmp_path / "run.toml").write_text(to_toml(CONFIG))
+    return tmp_path
+
+
+def test_a_config_runs_it(ogda: Path, fedsaddle: Command) -> None:
+    assert fedsaddle("run", ogda / "run.toml", "--out", "r", "--quiet").code == 0
+    whole = read_result(Path("r"))
+    assert whole["config"]["algorithm"] == {"name": "FedOG", "lr": 0.1, "local_steps": 2}
+    config = fs.config.load("run.toml")
+    rounds = iter(config.start(config.build(), out=Path("cut")))
+    for _ in range(3):
+        next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    Path("cut/config.toml").write_text(Path("r/config.toml").read_text())
+    assert fedsaddle("resume", "cut", "--quiet").code == 0
+    assert read_result(Path("cut"))["metrics"]["distance"] == whole["metrics"]["distance"]
+    assert "no theorem for ogda:FedOG" in fedsaddle("probe", "run.toml").out
+    for command in (("compare", "r", "cut"), ("report", "r"), ("show", "r"), ("cite", "r")):
+        assert fedsaddle(*command).code == 0
+
+
+def test_a_sweep_takes_it(ogda: Path, fedsaddle: Command) -> None:
+    points = {"algorithm.lr": [0.1, 0.05], "algorithm.local_steps": [1, 2]}
+    sweep = {"metric": "distance", "minimise": True, "seeds": [0, 1], "points": points}
+    Path("sweep.toml").write_text(to_toml(CONFIG | {"sweep": sweep}))
+    done = fedsaddle("sweep", "sweep.toml", "--out", "s")
+    assert done.code == 0 and "* chosen:" in done.out
+    assert 'module = "ogda:FedOG"' in Path("s/best.toml").read_text()
+    assert "FedOG" in Path("s/sweep.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("algorithm.module=ogda", 'algorithm.module: must be "module:Algorithm", got "ogda"'),
+        ("algorithm.module=5", "algorithm.module: must be text such as"),
+        ("algorithm.module=ogda:Fed", "algorithm.module: cannot import ogda:Fed (AttributeError"),
+        (
+            "algorithm.module=ogda:loose",
+            "ogda:loose must be a class of algorithms, derived from fedsaddle.Algorithm",
+        ),
+        ("algorithm.lrr=1", "algorithm.lrr: unknown key, did you mean 'lr'?"),
+        ("algorithm.lr=0.0", "FedOG: lr must be > 0, got 0.0"),
+        ("algorithm.name=codasca", "algorithm: needs one of name, module; got name and module"),
+    ],
+)
+def test_what_is_wrong_with_it_in_a_config_is_said(
+    ogda: Path, fedsaddle: Command, given: str, message: str
+) -> None:
+    done = fedsaddle("run", "run.toml", "--set", given)
+    assert done.code == 2 and message in done.err and done.err.count("\n") == 1
 
 
 # -------------------------------------------------------------------------------------------------- check

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedsaddle import config as configs
 from fedsaddle import page
-from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.citing import cite
 from fedsaddle.data import DATASETS
 from fedsaddle.figures import Figure, Legend, Panel, Record, log_axis, plural, short
@@ -27,6 +26,7 @@ from fedsaddle.journal import mean_and_std
 from fedsaddle.measures import RESIDUALS, label
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.report import sources
+from fedsaddle.schema import named
 from fedsaddle.summary import versions
 from fedsaddle.toml import in_line, quoted, to_value
 
@@ -87,8 +87,10 @@ def write(result: Result, command: str) -> None:
 
 def _page(result: Result, best: Row, command: str, config: str) -> None:
     plan, tree = result.plan, result.configs(best)[0].tree
-    algorithm = ALGORITHMS[tree["algorithm"]["name"]].__name__
-    used = [tree[k]["name"] for k in ("algorithm", "problem")]
+    kind = named("algorithm", tree["algorithm"])
+    algorithm = kind.__name__
+    used: list[Any] = [kind] if hasattr(kind, "cites") else []  # one's own may be without
+    used.append(tree["problem"]["name"])
     used += [tree["data"]["name"]] if tree["data"].get("name") in DATASETS else []
     test = result.test_metrics(best)
     sure = f", 95\u00a0%: {between(*result.interval[1:])}" if result.interval else ""

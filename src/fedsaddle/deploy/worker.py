@@ -231,14 +231,14 @@ class Worker:
 
 def _allowed(tree: Any, site: SiteData) -> None:
     """Refuse a config that would import code, unless the site's operator has named it."""
-    model = tree.get("model", {}) if isinstance(tree, dict) else None
-    if not isinstance(model, dict) or any(section in tree for section in ("data", "partition", "transform")):
+    if not isinstance(tree, dict) or any(section in tree for section in ("data", "partition", "transform")):
         raise FedsaddleError("session: is no config of a deployment")
-    module = model.get("module")
-    if module is not None and module not in site.modules:
-        raise FedsaddleError(
-            f"model.module: {module!r} is not allowed at this site; its operator may add it to modules in site.toml"
-        )
+    for section, part in tree.items():
+        module = part.get("module") if isinstance(part, dict) else None
+        if module is not None and module not in site.modules:
+            raise FedsaddleError(
+                f"{section}.module: {module!r} is not allowed at this site; its operator may add it to modules in site.toml"
+            )
 
 
 def _named(name: str, algorithm: Algorithm, problem: Problem) -> Callable[..., Any]:
