@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import fedsaddle as fs
 from fedsaddle import figures, report
-from fedsaddle.figures import linear_weights, log_axis
+from fedsaddle.figures import linear_weights, log_axis, within_one
 from fedsaddle.models import Linear
 from tests.harness import binary
 
@@ -167,6 +167,33 @@ def test_repetitions_are_shown_by_mean_and_spread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("auc", [1.0, 1.0]),
+        ("valid_auc", [0.998, 1.0]),
+        ("accuracy_clients", [0.2, None, 0.99]),
+        ("train_precision", [0.9, 0.96]),
+    ],
+)
+def test_axes_of_shares_end_at_one(key: str, values: list[float | None]) -> None:
+    low, high = within_one(key, values)["range"] if max(v or 0 for v in values) > 0.97 else (0.0, 1.0)
+    seen = [v for v in values if v is not None]
+    assert low < min(seen) and max(seen) <= high
+    assert 1 <= high < 1 + (1 - low) / 9  # no label beyond 1: steps are a seventh at least
+
+
+def test_axes_of_other_measures_and_far_from_one_are_free() -> None:
+    assert within_one("loss", [1.0]) == within_one("auc_std", [1.0]) == within_one("auc", [0.5, 0.6]) == {}
+    assert within_one("auc", []) == {}
+
+
+def test_a_perfect_run_is_drawn_up_to_one() -> None:
+    run = figures.Run([{"round": r, "auc": 1.0, "auc_worst20": 1.0} for r in range(3)])
+    panels = figures.course([figures.Group("a", 0, [run])], "auc").panels
+    assert all(p.layout["yaxis"]["range"][1] < 1.01 for p in panels)
+
+
+@pytest.mark.parametrize(
     ("a", "b", "bold"),
     [
         ((0.8412,), (0.8407,), 0),  # a run each says nothing of chance
@@ -188,7 +215,7 @@ def test_bold_is_what_is_ahead_of_chance(
     cells = [i for i, (t, _) in enumerate(page.tags) if t == "td"]
     assert [page.tags[i][1].get("class") for i in cells].count("best") == bold
     assert not bold or page.tags[cells[0]][1].get("class") == "best"  # the first row, the AUC
-    assert "ahead of the second" in page.text and ("Here none is" in page.text) == (not bold)
+    assert ("In bold: the best mean" in page.text) == bool(bold)  # no word of what is not there
 
 
 def test_comparison_has_one_colour_and_one_row_a_run(tmp_path: Path) -> None:

@@ -343,8 +343,7 @@ def _table_of_runs(groups: list[Group], main: str, compared: Compared) -> page.C
         "larger of their two standard deviations, all have the same test samples as far as that is known, and no notice "
         "above doubts it; of test AUC also only where the intervals of the others are above 0."
     )
-    note += " Here none is." if all(i is None for i in best.values()) else ""
-    note = note * (len(groups) > 1)
+    note = note * any(i is not None for i in best.values())
     if compared.sure:
         note += (
             " Below an AUC, or the mean of repetitions: its 95\u00a0% confidence interval over the choice of test samples "
