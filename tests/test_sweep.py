@@ -1007,6 +1007,39 @@ def test_the_page_names_a_command_that_works_where_the_sweep_was_asked_for(
         assert cli._main([*command.split(), "--quiet"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("values", "log"),
+    [
+        ([0.01, 0.03, 0.1], True),
+        ([1, 4, 32], True),
+        ([0.5, 1.0], False),
+        ([1, 2, 4, 8, 10], True),
+        ([2, 4, 6, 8, 10, 12, 14, 16], False),
+        ([0.001, 1.0], True),
+        ([0, 1, 100], False),
+        ([0.1], False),
+        ([k / 10 for k in range(1, 15)], False),
+    ],
+)
+def test_when_an_axis_is_logarithmic(values: list[float], log: bool) -> None:
+    assert sweep_report._wide(values) == log
+
+
+def test_one_seed_is_no_spread_and_swept_algorithms_are_counted() -> None:
+    pytest.importorskip("plotly")
+    points = {"algorithm.name": ["codasca", "local_sgda"], "algorithm.lr": [0.1, 0.05]}
+    one = sweep(save(QUADRATIC, points, seeds=[3]), out="one")
+    assert "with train.seed = 3 alone: how far other seeds are from it is not known" in one.verdict()
+    assert "std" not in one.verdict()
+    assert "2 algorithms on QuadraticSaddle: 2 hyper-parameters" in Path("one/sweep.html").read_text()
+    (panel,) = overview(one)["maps"].panels
+    cells = [a["text"] for a in panel.layout["annotations"]]
+    assert {len(c.lstrip("0.").replace(".", "")) for c in cells} == {4}  # digits, zeros at the end too
+    two = sweep(save(QUADRATIC), out="two")
+    assert "mean ± std over train.seed = 0, 1" in two.verdict()
+    assert "CODASCA on QuadraticSaddle: 1 hyper-parameter" in Path("two/sweep.html").read_text()
+
+
 def test_logarithmic_axes_say_so() -> None:
     def titles(points: dict[str, Any], **options: Any) -> tuple[list[str], list[str]]:
         found = overview(sweep(save(QUADRATIC, points, seeds=[0], **options), out="out"))

@@ -281,9 +281,11 @@ class Result:
         if best is None:
             return "No point was chosen."
         text = f"* chosen: {in_line(best.point)}; {'lowest' if plan.minimise else 'highest'} {plan.metric}, "
-        text += (
-            f"mean ± std over train.seed = {', '.join(map(str, plan.seeds))}, not over the choice of samples."
-        )
+        if len(plan.seeds) > 1:
+            seeds = ", ".join(map(str, plan.seeds))
+            text += f"mean ± std over train.seed = {seeds}, not over the choice of samples."
+        else:
+            text += f"with train.seed = {plan.seeds[0]} alone: how far other seeds are from it is not known."
         text += f"\n{self.sure}" * bool(self.sure)
         if test := self.test_metrics(best):
             text += "\nOn test data, of the chosen point only: "
