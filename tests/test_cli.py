@@ -152,7 +152,7 @@ def test_run(fedsaddle: Command, tree: dict[str, Any], shown: str) -> None:
     assert shown in done.out
     folder = Path("runs/tiny")
     files = {"config.toml", "history.jsonl", "seconds.jsonl", "checkpoint", "result.json", "report.html"}
-    files |= {"model.safetensors", "scores.csv"} if "model" in tree else set()
+    files |= {"model.safetensors", "scores.csv", "clients.csv"} if "model" in tree else set()
     assert {p.name for p in folder.iterdir()} == files
     assert done.out.splitlines()[-1].startswith("runs/tiny: config.toml, history.jsonl")
     records = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]

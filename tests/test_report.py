@@ -166,6 +166,33 @@ def test_repetitions_are_shown_by_mean_and_spread(tmp_path: Path) -> None:
     assert line["y"][-1] == pytest.approx(finals.mean().item())
 
 
+def test_a_comparison_has_every_client_in_numbers(tmp_path: Path) -> None:
+    rows: dict[str, list[Path]] = {"a": [], "b & c": [], "other": []}
+    made = [
+        ("a", ["n", "s"], [0.5, 0.25]),
+        ("a", ["n", "s"], [0.7, 0.25]),
+        ("b & c", ["n", "s"], [0.9, None]),
+    ]
+    for name, clients, values in [*made, ("other", ["x"], [0.3])]:
+        folder = tmp_path / f"{name}{len(rows[name])}"
+        folder.mkdir()
+        (folder / "history.jsonl").write_text(json.dumps({"round": 1, "auc": 0.5}) + "\n")
+        result = {
+            "client_names": clients,
+            "per_client": {"auc": values},
+            "metrics": {"auc": 0.5},
+        }
+        real = json.loads((auc_run(tmp_path / "real" / folder.name) / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps(real | result | {"test_class_counts": None}))
+        rows[name].append(folder)
+    text = report.write_comparison(rows, tmp_path / "out.html").read_text(encoding="utf-8")
+    table = text[text.index("<table class='rows clients'") :].partition("</table>")[0]
+    assert re.findall(r"<th scope='col'>([^<]*)", table) == ["Client", "a", "b &amp; c"]
+    lines = [re.findall(r"<t[hd][^>]*>([^<]*)<", line) for line in table.split("<tr>")[2:]]
+    assert lines == [["n", "0.6000", "0.9000"], ["s", "0.2500", "–"]]
+    assert "Not in it, for want of the same clients: other." in text
+
+
 @pytest.mark.parametrize(
     ("key", "values"),
     [

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsaddle import aggregation as rules
-from fedsaddle import scores
+from fedsaddle import client_table, scores
 from fedsaddle.algorithms.base import Algorithm
 from fedsaddle.checkpoint import Checkpoint, constants
 from fedsaddle.clients import Clients, Task
@@ -635,6 +635,9 @@ class Run:
             if self.federation.tangent is not None:
                 self.federation.tangent.save(out / TANGENT)
         write_whole(out / "result.json", (json.dumps(self.summary(), indent=2) + "\n").encode())
+        positive = getattr(self.problem, "positive", None)
+        own = positive if isinstance(positive, int) else None
+        client_table.write(out, self.federation, self._by_client, self.evaluated_on, own)
         if (found := self.scores("test")) is not None:
             assert self.federation.test is not None
             scores.write(out, self.federation.test, *found)
