@@ -19,6 +19,8 @@ they are, behind or between comments that say where they come from:
 
     <!-- obtained: codasca/interval; Test AUC -->                  one table with its command, up to <!-- end -->
     <!-- claims: codasca -->                                       all claims of a paper, judged, up to <!-- end -->
+    <!-- beside: cycp/tables/cifar10-cnn; auc -->                  a table with the published numbers, up to <!-- end -->
+    <!-- overview: all -->                                         how often each claim held, up to <!-- end -->
     0.9312 ± 0.0021<!-- codasca/interval; Test AUC; CODASCA; 32 -->    one cell of a table
 
 `python docs/hook.py` judges the stored results again and writes them anew; a build ends where they are not those of the
@@ -45,7 +47,7 @@ from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.cli import commands as all_commands
 from fedsaddle.describe import parameters, summary, things
 from fedsaddle.kinds import Kind
-from fedsaddle.reproduce import experiments, in_words, judge_again
+from fedsaddle.reproduce import experiments, in_words, judge_again, load_experiment
 from fedsaddle.toml import quoted
 
 DOCS = Path(__file__).parent
@@ -53,7 +55,8 @@ ROOT = DOCS.parent
 EXPERIMENTS = ROOT / "experiments"
 MARK = re.compile(r"^<!-- (\w+)(?:: (.+?))? -->$", flags=re.M)
 TABLE = re.compile(
-    r"^(<!-- (obtained|claims): ([^\n]+?) -->)\n(?:(?!<!-- ).)*?\n(<!-- end -->)$", flags=re.M | re.S
+    r"^(<!-- (obtained|claims|overview|beside): ([^\n]+?) -->)\n(?:(?!<!-- ).)*?\n(<!-- end -->)$",
+    flags=re.M | re.S,
 )
 CELL = re.compile(
     r"(?P<number>-?\d[\d.,]*(?:e-?\d+)?(?: (?:± [\d.e-]+|ms|s))?)?(?P<mark><!-- (?P<place>[^;<>]+(?:; [^;<>]+){3}) -->)"
@@ -286,6 +289,29 @@ def obtained(asked: str) -> str:
     return f"{section(result, caption)}\n\n`{command(result)}`, mean ± standard deviation over three seeds."
 
 
+def beside(asked: str) -> str:
+    """Means and deviations of a metric, and in brackets what the paper has."""
+    result, metric = asked.split("; ")
+    if result not in results():
+        raise LookupError(f"{result}: no result of this name; known are {', '.join(results())}")
+    about = json.loads((results()[result] / "results.json").read_text())
+    experiment = load_experiment(about["experiment"])
+    found = {(r[experiment.ROWS], r[experiment.COLUMNS]): r["metrics"][metric] for r in about["rows"]}
+    published = {place: value for place, value in experiment.published().items() if place in found}
+    down, across = (list(dict.fromkeys(place[i] for place in found)) for i in (0, 1))
+    across = [c for c in across if any(place[1] == c for place in published)]
+
+    def shown(place: tuple[str, str]) -> str:
+        own = found.get(place)
+        obtained = f"{own['mean']:.4f} ± {own['std']:.4f}" if own else "–"
+        return f"{obtained} ({published[place]:.4f})" if place in published else obtained
+
+    return table(
+        [f"{experiment.ROWS}: obtained (published)", *across],
+        [[d, *(shown((d, a)) for a in across)] for d in down],
+    )
+
+
 def cell(result: str, caption: str, row: str, column: str) -> str:
     """One number of a table."""
     lines = [line for line in section(result, caption).split("\n") if line.startswith("|")]
@@ -300,21 +326,86 @@ def verdicts(result: str) -> list[dict[str, Any]]:
     return list(json.loads((results()[result] / "results.json").read_text())["verdicts"])
 
 
+CLAIMS = {  # of the papers, in a few words
+    "C-1.1": "FedSGDA: more clients a round converge faster",
+    "C-1.2": "STORM ends lower than MB",
+    "C-1.3": "MB levels off, STORM goes on falling",
+    "C-1.4": "both are best with most clients and local steps",
+    "C-1.5": "on images more local steps give a higher AUC",
+    "C-1.6": "with 20 local steps STORM is above MB",
+    "C-1.7": "MB hangs on the minibatch, STORM hardly",
+    "C-1.8": "with 20 local steps more clients help",
+    "C-1.9": "on sorted data more than one local step helps",
+    "C-1.10": "at equal communication both are above CODA",
+    "C-2.1": "CyCp's AUC methods are above ERM baselines",
+    "C-2.2": "and above their twins under random sampling",
+    "C-2.3": "more local steps do not harm",
+    "C-2.4": "more participants, or groups, converge faster",
+    "C-2.5": "heterogeneity and noise cost ERM baselines more",
+    "C-3.1": "CODASCA bears larger intervals than CODA+",
+    "C-3.2": "also on other classes and with 30 % positives",
+    "C-3.3": "CODASCA is above CODA+ on chest X-rays",
+    "C-4.1": "FFMDR has the largest AUC",
+    "C-4.2": "FFMDR is fastest in rounds",
+    "C-4.3": "participation hardly changes its AUC",
+    "C-5.1": "SCAFF-PD converges linearly, DRFA much slower",
+    "C-5.2": "fast for every heterogeneity; more local steps are faster",
+    "C-5.3": "a number of ours: 1e-8 after 50 rounds",
+    "C-5.4": "its lead on the worst fifth grows with heterogeneity",
+    "C-5.5": "a smaller rho helps the worst fifth more, and sooner",
+    "C-5.6": "average and best fifth hardly lose",
+    "C-5.7": "local steps help AFL much",
+}
+
+
+def overview(_: str) -> str:
+    """How often each claim held, over all results."""
+    judged = [v for result in results() for v in verdicts(result)]
+    if unknown := {m[0] for v in judged if (m := NUMBER.match(v["claim"]))} - CLAIMS.keys():
+        raise LookupError(f"CLAIMS in docs/hook.py has no words for {', '.join(sorted(unknown))}")
+    rows = []
+    for number, words in CLAIMS.items():
+        held = [v["holds"] for v in judged if (m := NUMBER.match(v["claim"])) and m[0] == number]
+        counts = [str(held.count(holds) or "") for holds in (True, False, None)]
+        rows.append([number, words, *(counts if held else ["", "", "not judged"])])
+    return table(["claim", "in a few words", "holds", "does not", "not decided"], rows)
+
+
+NUMBER = re.compile(r"C-\d+\.\d+")
+
+
 def claims(paper: str) -> str:
-    """Every claim of a paper as it was judged, and what that took."""
-    rows, took = [], []
+    """Every claim of a paper as each run judged it, and what the runs took."""
+    took: list[str] = []
+    said: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for name in (name for name in experiments() if name.startswith(f"{paper}/")):
         own = [result for result in results() if result == name or result.startswith(f"{name}/")]
         for result in own:
-            took.append(f"{len(took) + 1}. `{command(result)}`: {wall_time(result)}")
+            label = result.removeprefix(f"{paper}/").removesuffix("/all")
+            took.append(f"- {label}: `{command(result)}`, {wall_time(result)}")
             for v in verdicts(result):
-                judged = in_words(v["holds"])
-                texts = [v["claim"], v["published"] or "–", v["numbers"]]
-                claim, said, numbers = map(escaped, texts)
-                rows.append([str(len(took)), claim, said, judged if v["holds"] else f"**{judged}**", numbers])
+                said.setdefault(v["claim"], []).append((label, v))
         if not own:
-            took.append(f"{len(took) + 1}. `fedsaddle reproduce {name}`: not run in full, no claim judged")
-    return table(["run", "claim", "published", "", "obtained"], rows) + "\n\nRuns:\n\n" + "\n".join(took)
+            took.append(f"- {name.removeprefix(f'{paper}/')}: `fedsaddle reproduce {name}`, not run in full")
+    rows = []
+    for claim, found in sorted(said.items(), key=lambda item: numbered(item[0])):
+        published = dict.fromkeys(escaped(v["published"]) for _, v in found if v["published"])
+        obtained = [
+            f"{label}: {told(v['holds'])}. {escaped(v['short'] or v['numbers'])}" for label, v in found
+        ]
+        rows.append([escaped(claim), "<br>".join(published) or "–", "<br>".join(obtained)])
+    body = table(["claim", "published", "obtained, by run"], rows)
+    return f"{body}\n\nRuns:\n\n" + "\n".join(took)
+
+
+def numbered(claim: str) -> list[int]:
+    """By which claims are in order: the papers' own numbers, and those without at the end."""
+    found = NUMBER.match(claim)
+    return [int(n) for n in found[0][2:].split(".")] if found else [99]
+
+
+def told(holds: bool | None) -> str:
+    return in_words(holds) if holds else f"**{in_words(holds)}**"
 
 
 def wall_time(result: str) -> str:
@@ -322,7 +413,7 @@ def wall_time(result: str) -> str:
     about = json.loads((results()[result] / "results.json").read_text())
     seconds = about["seconds"]
     took = f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.1f} seconds"
-    where = "an H200" if "--device cuda" in about["command"] else "a CPU"
+    where = about.get("machine") or ("a GPU" if "--device cuda" in about["command"] else "a CPU")
     how = f" ({about['processes']})" if "processes" in about else ""
     parts = "; some parts are missing" if about.get("missing") else ""
     return f"{took} on {where}{how}, seeds {', '.join(map(str, about['seeds']))}{parts}"
@@ -492,7 +583,12 @@ def to_pages(text: str, up: str = "") -> str:
     return re.sub(r"`?docs/((\w+)\.md)`?", rf"[\2]({up}\1)", text)
 
 
-NUMBERS: dict[str, Callable[..., str]] = {"obtained": obtained, "claims": claims}
+NUMBERS: dict[str, Callable[..., str]] = {
+    "obtained": obtained,
+    "claims": claims,
+    "overview": overview,
+    "beside": beside,
+}
 WRITERS: dict[str, Callable[..., str]] = {
     "algorithms": all_algorithms,
     "algorithm": algorithm,

@@ -49,7 +49,7 @@ from safetensors.torch import save as save_tensors
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fedsaddle import cli, sites, sweep_plan
+from fedsaddle import cli, site_check, sites, sweep_plan
 from fedsaddle.agreement import agree, in_words, outline
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.client_files import read_files
@@ -60,11 +60,12 @@ from fedsaddle.federation import Federation
 from fedsaddle.folder import Folder
 from fedsaddle.journal import Journal
 from fedsaddle.participation import PARTICIPATION
-from fedsaddle.partitions import PARTITIONS, TRANSFORMS
+from fedsaddle.partitions import PARTITIONS
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.schema import keys
 from fedsaddle.toml import to_toml
 from fedsaddle.train import train
+from fedsaddle.transforms import TRANSFORMS
 from fedsaddle.wire import classes_of, pack, unpack
 
 Case = Any
@@ -576,6 +577,7 @@ SITE = {
         "rare": 2,
         "sep": ",",
         "decimal": ".",
+        "encoding": "utf-8",
         "impute": "mean",
         "scale": "unit",
         "valid": 0.1,
@@ -615,7 +617,7 @@ def site(case: Case, folder: Path) -> None:
 
 
 def _as_site(path: Path) -> None:
-    findings = sites.check(path)
+    findings = site_check.check(path)
     assert all("\n" not in line for line in findings), findings
     own = sites.Site.load(path)
     summary = own.summary()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,3 +158,34 @@ def test_a_median_that_ignores_weights_says_so() -> None:
     assert torch.equal(found, z("clients", aggregation="median")) and not torch.equal(
         z("samples"), z("clients")
     )
+    with pytest.warns(UserWarning, match="so the samples that clients count by have no effect"):
+        fs.train(
+            fs.ERM(torch.nn.Linear(6, 1)), fs.DeltaFL(lr=0.1), fed, rounds=1, aggregation="median"
+        ).finish()
+
+
+ROBUST = [fs.ScaffPD(local_steps=2), fs.AgnosticFL(local_steps=2), fs.AgnosticFedAvg(local_steps=2)]
+
+
+@pytest.mark.parametrize("algorithm", [*ROBUST, fs.DRFA(local_steps=2)], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("rule", ["mean", "trimmed_mean(0.3)"])
+def test_replies_that_no_rule_guards_are_told_of_once_each(algorithm: fs.Algorithm, rule: str) -> None:
+    federation = harness.binary()
+
+    def z(aggregation: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        problem = fs.ERM(torch.nn.Linear(harness.FEATURES, 1))
+        return fs.train(problem, algorithm, federation, rounds=3, aggregation=aggregation).z
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = z(rule)
+    said = [str(w.message) for w in caught if "aggregation has no part in it" in str(w.message)]
+    works = {"ScaffPD": ["losses_and_gradients", "corrected_steps"], "DRFA": ["loss_at_snapshot"]}
+    name = type(algorithm).__name__
+    expected = works.get(name, ["local_descent"]) if rule != "mean" else []
+    assert [text.partition(" as it is")[0] for text in said] == [
+        f"{name}: takes what each client answers to {work}" for work in expected
+    ]
+    if algorithm in ROBUST:
+        assert torch.equal(found, z("mean"))

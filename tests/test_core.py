@@ -27,6 +27,7 @@ from fedsaddle.algorithms import (
     CyCpMinimax,
     FedAvg,
     FedNormSGDA,
+    FedSGDA,
     LocalSGDA,
     PublishedCODASCA,
 )
@@ -247,6 +248,24 @@ def test_a_run_of_resnet18_is_gradient_descent_of_the_module(tmp_path):
         torch.testing.assert_close(model(x).squeeze(-1), scores, rtol=0, atol=1e-12)
     with pytest.raises(FedsaddleError, match="does not fit ResNet18"):
         fs.load_model(tmp_path / "run", ResNet18(2, stem="large"))
+
+
+def test_groups_of_a_regulariser_are_those_of_the_module():
+    """Whichever way kernels lie in the vector, consecutive weights are those of the module's parameters."""
+    torch.manual_seed(0)
+    module = ResNet18(2, stem="large", pixels=8).double()
+    problem = ERM(module, regulariser="group_lasso(0.3, 9)").to(torch.device("cpu"), torch.float64)
+
+    def weights(of):
+        return torch.cat([p.detach().flatten() for p in of.parameters() if p.ndim > 1])
+
+    w = problem.flat.initial[None]
+    want = projections.named("group_lasso(0.3, 9)")(weights(module)[None], 0.5)
+    torch.testing.assert_close(weights(problem.flat.module_at(problem.prox(w, 0.5)[0]))[None], want)
+    assert (want == 0).any() and (want != 0).any()
+    torch.testing.assert_close(
+        problem.penalty(w), projections.regulariser("group_lasso(0.3, 9)").value(weights(module)[None])
+    )
 
 
 def test_a_plain_stack_keeps_the_order_of_its_modules():
@@ -473,12 +492,14 @@ def test_small_clients_are_no_padding_beside_large_ones(replicas, monkeypatch):
     data = {"x": torch.randn(n, 4).double(), "y": torch.arange(n) % 2}
     problem = ERM(nn.Linear(4, 1).double())
     z = torch.randn(6, problem.n_x).double()
-    ids, alike = torch.arange(6), 1
+    ids, per_seed = torch.arange(6), 1
     key = torch.zeros(1, dtype=torch.long)
     if replicas is not None:
         ids, first, sizes = (v.expand(replicas, -1) for v in (ids, first, sizes))
-        z, key, alike = torch.randn(replicas, 6, problem.n_x).double(), key.expand(replicas, -1), replicas
-    cohort = Cohort(problem, ids, data, first, sizes, None, key, Batching(), torch.float64, 70, alike=alike)
+        z, key, per_seed = torch.randn(replicas, 6, problem.n_x).double(), key.expand(replicas, -1), replicas
+    cohort = Cohort(
+        problem, ids, data, first, sizes, None, key, Batching(), torch.float64, 70, per_seed=per_seed
+    )
     read, gathered = [], Cohort._gathered
     monkeypatch.setattr(
         Cohort,
@@ -968,16 +989,15 @@ def test_weights_of_the_mean():
     clients = connect(AUC(nn.Linear(3, 1), p=0.5), fed)
     clients.begin(0)
     name = lambda cohort, m: (cohort.ids.double().unsqueeze(-1), None)
-    ids, sizes, own = np.arange(6), np.array(harness.SIZES), np.array([0.0, 1, 0, 2, 0, 5])
+    ids, sizes = np.arange(6), np.array(harness.SIZES)
     assert clients.mean(name, None)[0].item() == pytest.approx(ids.mean())
     assert clients.mean(name, None, weights="samples")[0].item() == pytest.approx(ids @ sizes / sizes.sum())
-    assert clients.mean(name, None, weights=torch.from_numpy(own))[0].item() == pytest.approx(
-        ids @ own / own.sum()
-    )
     assert [clients.mean(name, None, weights=w)[1] for w in ("clients", "samples")] == [1, 1]
     some = harness.Fixed((4, 0, 3), (3,)).draw(6, 0, 0)  # client 3 does not answer
     assert clients.mean(name, None, who=some, weights="samples")[1] == (sizes[4] + sizes[0]) / sizes.sum()
-    assert clients.mean(name, None, who=some, weights=torch.from_numpy(own + 1))[1] == pytest.approx(2 / 14)
+    for weights in (None, torch.ones(6)):
+        with pytest.raises(FedsaddleError, match="mean: weights must be 'clients' or 'samples', got"):
+            clients.mean(name, None, weights=weights)
     drawn = clients.sample(20, p=np.array([0, 0.5, 0.5, 0, 0, 0]))
     assert set(drawn.ids) == {1, 2} and drawn.counts.sum() == 20
     assert clients.mean(name, None, who=drawn)[0].item() == pytest.approx(drawn.ids @ drawn.counts / 20)
@@ -1081,9 +1101,12 @@ def test_a_p_that_is_not_the_ratio_of_the_mixture_is_said():
         (LocalSGDA(**by_samples), "pooled", Uniform(1), "'client_mean'"),  # who is alone is the mean
         (LocalSGDA(**by_samples), "client_mean", Uniform(6), "'pooled'"),
         (FedNormSGDA(**by_samples), "client_mean", Uniform(1), "'pooled'"),
+        (CODASCA(), "pooled", Trace([[0, 1]]), "'client_mean'"),  # whoever comes
+        (FedSGDA(estimator="spider"), by_group, unequal, "'client_mean'"),
+        (FedSGDA(estimator="storm"), equal, unequal, "'client_mean'"),
     ):
         with pytest.warns(
-            UserWarning, match=f"{type(algorithm).__name__}: p = .* collapse .*; use p = "
+            UserWarning, match=f"{type(algorithm).__name__}: p = .* collapse to one constant; use p = "
         ) as said:
             start(algorithm, p, participation)
         assert [str(w.message).rpartition("use p = ")[2] for w in said] == [remedy]
@@ -1096,6 +1119,27 @@ def test_a_p_that_is_not_the_ratio_of_the_mixture_is_said():
             (LocalSGDA(), 0.9, Trace([[0, 1]])), (LocalSGDA(), 0.9, Independent([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])),
         ):  # fmt: skip
             start(algorithm, p, participation)
+
+
+def test_with_the_margin_form_and_another_p_scores_drift_together_and_rank_as_before():
+    """What the warning says: the bias goes on and on, and the spread of the scores stays."""
+    rng = np.random.default_rng(0)
+    y = (np.arange(200) < 60).astype(int)
+    fed = federation({"x": rng.normal(size=(200, 2)) + np.outer(y, [1, 0.5]), "y": y})
+
+    def scores(p, dual):
+        torch.manual_seed(0)
+        problem, rounds = AUC(nn.Linear(2, 1), p=p, dual=dual), 1500
+        run = train(problem, LocalSGDA(lr=0.05), fed, rounds=rounds, batch_size=None, eval_every=rounds)
+        h = run.model(fed.data["x"].float()).detach()
+        return h.mean().abs(), h.std()
+
+    with pytest.warns(UserWarning, match="drift together without an end; use p = "):
+        mean, spread = scores(0.5, "margin")
+    right = scores(0.3, "margin")
+    assert mean > 10 * right[0] and spread > right[1] / 2
+    with pytest.warns(UserWarning, match="collapse to one constant; use p = "):
+        assert scores(0.5, "gradient")[1] < right[1] / 10
 
 
 def test_the_mixture_of_means_by_samples_over_two_clients_a_round():

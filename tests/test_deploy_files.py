@@ -39,6 +39,7 @@ from fedsaddle.deploy.app import config_of, server
 from fedsaddle.deploy.home import Home, LinkFile, certificates, create, private_key, public_pem
 from fedsaddle.deploy.knock import only_one
 from fedsaddle.deploy.node import _answer_tasks, _Node
+from fedsaddle.deploy.protocol import Request
 from fedsaddle.deploy.trial import trial
 from fedsaddle.deploy.worker import Worker
 from fedsaddle.errors import FedsaddleError
@@ -103,6 +104,10 @@ def test_init_writes_what_a_federation_needs(tmp_path: Path, capsys: pytest.Capt
         (["one"], "needs at least 2 sites, got 1"),
         (["a", "b", "a"], "two sites are called 'a'"),
         (["a", "../b"], "got '../b'"),
+        (["a", "St. Mary's"], "'_' and '-', got \"St. Mary's\"; try 'St.-Marys'\n"),
+        (["a", "Hôpital (Nord)"], "; try 'Hopital-Nord'\n"),
+        (["a", "東"], "got '東'\n"),
+        (["a", "a!"], "got 'a!'\n"),  # the other's
         (["a", "b", "--address", "nowhere"], "address must be host:port"),
         (["a", "b", "--address", "host:99999"], "address must be host:port"),
     ],
@@ -256,6 +261,17 @@ def test_check_says_what_is_wrong_with_data_and_connection(
     text = said(capsys, "deploy", "check", str(file), code=2)
     assert "no SuperLink is up there" in text and "data: in order" in text  # on stderr, one line
     frame = pd.read_csv(home.site("site1") / "data.csv")
+    frame.assign(country="EU").to_csv(home.site("site1") / "data.csv", index=False)
+    with pytest.raises(SystemExit):
+        cli.main(["deploy", "check", str(file)])
+    out = capsys.readouterr().out  # a doubt, and below it what would leave nevertheless
+    assert out.index("'country' is 'EU' in all rows") < out.index("this is what would leave the site")
+    assert "column 'country': categories 'EU'\n" in out and "column 'mean area': mean " in out
+    frame.assign(seen=[f"2024-01-{1 + i % 3:02}" for i in range(len(frame))]).to_csv(
+        home.site("site1") / "data.csv", index=False
+    )
+    reply = Worker(Site.load(file)).answer(Request({"action": "hello"}))  # what a server gets
+    assert reply.head["status"] == "refused" and reply.body == b"" and "has dates" in reply.head["reason"]
     frame.rename(columns={"label": "lable"}).to_csv(home.site("site1") / "data.csv", index=False)
     with pytest.raises(SystemExit):
         cli.main(["deploy", "check", str(file)])
@@ -358,6 +374,40 @@ def test_an_example_app_trains_over_the_nodes_that_are_there(app: str, tmp_path:
     torch.testing.assert_close(got, z[: len(got)], rtol=0, atol=1e-6)
 
 
+def test_local_sites_look_for_work_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of a federation that deploy local has not made, whose link.toml stays as it is."""
+    home = create(tmp_path / "federation", ["a", "b"], "127.0.0.1:9092")
+    pd.DataFrame({"age": range(20), "label": [0, 1] * 10}).to_csv(home.site("a") / "data.csv", index=False)
+    started: list[list[str]] = []
+    monkeypatch.setattr(link, "superlink", lambda home: nullcontext())
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(commands, "start", lambda command, log: started.append(command) or Stopped())
+    monkeypatch.setattr(commands, "stop", lambda *_, **options: None)
+    with pytest.raises(FedsaddleError, match="site a has ended"):
+        commands.local(2, home.folder)
+    monkeypatch.setattr("fedsaddle.deploy.node.serve", lambda worker, link, stop: links.append(link))
+    monkeypatch.setattr(commands, "end_with", lambda parent: None)
+    links: list[LinkFile] = []
+    with pytest.raises(SystemExit):
+        cli.main(started[0][2:])
+    with pytest.raises(SystemExit):
+        cli.main([*started[0][2:5], "--interval", "9"])
+    assert [each.interval for each in links] == [program.LOCAL_INTERVAL, program.STOCK_INTERVAL]
+
+
+def test_a_new_federation_does_not_evaluate_every_round(tmp_path: Path) -> None:
+    home = create(tmp_path / "federation", ["a", "b"], "127.0.0.1:9092")
+    train = load(home.folder / "run.toml").tree["train"]
+    assert (train["rounds"], train["eval_every"]) == (50, 5)
+
+
+class Stopped:
+    returncode = 0
+
+    def poll(self) -> int:
+        return 0
+
+
 @pytest.mark.parametrize("code", [0, -15, 1])
 def test_local_names_the_site_that_has_ended(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -370,7 +420,7 @@ def test_local_names_the_site_that_has_ended(
 
     home = create(tmp_path / "federation", ["a", "b"], "127.0.0.1:9092")
     monkeypatch.setattr(link, "superlink", lambda home: nullcontext())
-    monkeypatch.setattr(commands, "local_sites", lambda home: nullcontext({"b": Ended()}))
+    monkeypatch.setattr(commands, "local_sites", lambda *_: nullcontext({"b": Ended()}))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     with pytest.raises(FedsaddleError, match=r"site b has ended; see .*site\.log"):
         commands.local(2, home.folder)

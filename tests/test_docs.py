@@ -135,6 +135,18 @@ def test_the_whole_config_on_the_site_loads(tmp_path) -> None:
 # --------------------------------------------------------------------------------------- algorithms' pages
 
 
+def test_names_of_the_reference_exist() -> None:
+    """mkdocstrings passes by a member that is not there."""
+    text = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
+    found = re.findall(r"^::: (\S+)\n((?: .*\n?)*)", text, flags=re.M)
+    assert len(found) > 20 and text.count("\n::: ") == len(found)
+    for path, options in found:
+        members = re.search(r"\bmembers: \[(.*?)\]", options)
+        thing = pkgutil.resolve_name(path)
+        for name in re.findall(r"\w+", members[1]) if members else ():
+            assert hasattr(thing, name), f"{path} has no {name}"
+
+
 def test_every_algorithm_has_its_page() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/algorithms").glob("*.md"))
     assert sorted(re.findall(r"^<!-- algorithm: (\w+) -->$", text, flags=re.M)) == sorted(ALGORITHMS)
@@ -310,6 +322,40 @@ def test_what_is_not_there_ends_the_build(asked: str, says: str) -> None:
     made = hook()
     with pytest.raises((LookupError, OSError, ValueError), match=says):
         made.written(made.renewed(asked))
+
+
+def test_claims_stand_once_each_with_what_every_run_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = hook()
+    said = {
+        "codasca/interval": [
+            ("C-3.1: it bears more", True, "32 against 1", "4 times"),
+            ("C-3.2: too", None, "", ""),
+        ],
+        "codasca/cifar10-ih/cnn": [("C-3.1: it bears more", False, "", "4 times")],
+    }
+    monkeypatch.setattr(made, "results", lambda: said)
+    monkeypatch.setattr(
+        made, "experiments", lambda: ["codasca/interval", "codasca/cifar10-ih", "codasca/later"]
+    )
+    monkeypatch.setattr(made, "command", lambda result: f"fedsaddle reproduce {result}")
+    monkeypatch.setattr(made, "wall_time", lambda result: "an hour")
+    monkeypatch.setattr(
+        made, "verdicts",
+        lambda result: [
+            {"claim": c, "holds": h, "short": s, "published": p, "numbers": "all numbers"} for c, h, s, p in said[result]
+        ],
+    )  # fmt: skip
+    page = made.claims("codasca")
+    first = "interval: holds. 32 against 1<br>cifar10-ih/cnn: **does not hold**. all numbers"
+    assert f"| C-3.1: it bears more | 4 times | {first} |" in page
+    assert "| C-3.2: too | – | interval: **not decided**. all numbers |" in page
+    assert "- later: `fedsaddle reproduce codasca/later`, not run in full" in page
+    counts = {line.split(" | ")[0][2:]: line.split(" | ")[2:] for line in made.overview("all").split("\n")}
+    assert counts["C-3.1"] == ["1", "1", " |"] and counts["C-3.2"] == ["", "", "1 |"]
+    assert counts["C-3.3"] == ["", "", "not judged |"]
+    said["codasca/interval"].append(("C-9.9: who knows", True, "", ""))
+    with pytest.raises(LookupError, match=r"no words for C-9\.9"):
+        made.overview("all")
 
 
 def test_numbers_of_pages_are_those_of_the_experiments() -> None:

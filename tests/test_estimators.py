@@ -313,8 +313,10 @@ def test_every_loss_of_pairs_learns_from_zero(loss: str, tumours: Any) -> None:
     [
         (
             {"y": np.repeat("a", 569)},
-            "FederatedAUCClassifier: y has one class, .*'a'.*; a classifier needs two",
+            "FederatedAUCClassifier: y has one class, 'a'; a classifier needs two",
         ),
+        ({"y": np.zeros(569, dtype=int)}, "y has one class, 0; a classifier needs two"),
+        ({"y": np.arange(569) % 3}, "y has 3 classes: make one of them positive, such as y == 2"),
         ({"groups": np.zeros(569)}, r"needs at least 2 clients, got 1 \('0'\): check the group column"),
         ({"model": 3}, "model must be a name or an nn.Module, got int"),
         ({"model": "mpl"}, "did you mean 'mlp'"),

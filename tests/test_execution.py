@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import fedsaddle as fs
 from fedsaddle import cohort, compiling, convolution, flat
 from fedsaddle.clients import Task
 from fedsaddle.convolution import Windows, conv2d, group_norm, matrix_convolutions, max_pool
-from fedsaddle.engines import simulation
+from fedsaddle.engines import execution, simulation
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.flat import FlatModel
@@ -40,6 +41,41 @@ def run(federation: fs.Federation, algorithm: fs.Algorithm | None = None, **opti
     if algorithm.pairwise:
         problem = fs.PartialAUC(model) if isinstance(algorithm, fs.FeDXL2) else fs.PairwiseAUC(model)
     return fs.train(problem, algorithm, federation, **arguments)
+
+
+@pytest.mark.parametrize(("output", "kinds"), [("last", 2), ("iterates", 4)])
+def test_rounds_of_a_stage_are_one_recording(
+    federation: fs.Federation, output: str, kinds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a round ends its stage plays a part only where sums are sent then."""
+    signatures, called = set(), execution.Execution.__call__
+
+    def call(self, work, message, cohort):
+        if work.__name__ == "proximal_steps":
+            signatures.add(execution._signature((message, cohort.inputs())))
+        return called(self, work, message, cohort)
+
+    monkeypatch.setattr(execution.Execution, "__call__", call)
+    algorithm = fs.CODAPlus(lr=0.05, local_steps=4, gamma=0.1, stage_rounds=3, output=output)
+    run(federation, algorithm).finish()
+    assert len(signatures) == kinds
+
+
+def test_memory_that_does_not_suffice_for_a_recording_is_no_reason_to_go_on_eagerly(monkeypatch) -> None:
+    """A sweep goes on with fewer runs at once when it is told; other work that cannot be recorded runs as it is."""
+
+    def failing(error):
+        def record(*_):
+            raise error
+
+        monkeypatch.setattr(execution, "Recording", record)
+        cohort = SimpleNamespace(inputs=lambda: ())
+        return execution.Graphs()(lambda cohort, message: "eager", (), cohort)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        failing(torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.warns(UserWarning, match="cannot be a CUDA graph and runs eagerly: no capture"):
+        assert failing(RuntimeError("no capture")) == "eager"
 
 
 PAIRS = [

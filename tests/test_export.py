@@ -100,6 +100,11 @@ def test_rows_of_a_table_with_text_give_the_scores_of_training(tmp_path: Path) -
         loaded.rows(table.head(3).assign(age=["60", "old", "x"]))
     with pytest.raises(FedsaddleError, match=r"'age'; got them as .*: convert it with pandas\.to_numeric"):
         loaded.rows(table.head(2).assign(age=["60", "61"]))
+    for value in (np.inf, 1e300):  # too large for the model's numbers, too
+        with pytest.raises(
+            FedsaddleError, match=r"x has inf at row 1, column 'age' \(0\): replace it, or drop the row"
+        ):
+            loaded.rows(table.head(3).assign(age=[60.0, value, 61.0]))
     want = r"model: give model\.rows\(frame\), or a tensor with the 5 features age, sex=f, sex=m, ward=ICU, ward=a=b; got "
     for x, got in (
         (table, "DataFrame"),

@@ -397,6 +397,39 @@ def test_logarithms() -> None:
     )
 
 
+@pytest.mark.parametrize("how", ["unit", "symmetric", "standard", "log"])
+@pytest.mark.parametrize("into", ["test", "valid"])
+def test_a_test_set_that_is_not_scaled_is_told_of(how: Any, into: str) -> None:
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.uniform(0, 1, 200), rng.normal(150, 66, 200), np.ones(200)], axis=1)
+    table = pd.DataFrame(x, columns=["same", "dose", "one"]).assign(site=np.arange(200) % 4)
+    fed = Federation.from_frame(table[:150], group="site", label=None).scaled(how)
+    new = table[150:].drop(columns="site")
+    with pytest.warns(
+        UserWarning, match=f"{into} x is taken as scaled already, but column 'dose' is far"
+    ) as said:
+        fed.with_test(new, into=into)
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        right = Federation.from_frame(table[:150], group="site", label=None).with_test(new, into=into)
+        late = fed.with_test(fed.scaling(torch.tensor(new.to_numpy())), into=into)  # as the warning says
+        few = fed.data["x"].mean(0) + fed.data["x"].std(0).expand(2, -1)
+        fed.with_test(few, into=into)  # unlike the mean, as samples are
+        Federation.from_frame(table[:150], group="site", label=None).scaled("none").with_test(new, into=into)
+    torch.testing.assert_close(getattr(late, into).data["x"], getattr(right.scaled(how), into).data["x"])
+
+
+def test_images_that_are_not_scaled_are_told_of() -> None:
+    images = np.random.default_rng(0).uniform(0, 255, (40, 3, 4, 4))
+    fed = Federation.from_arrays(images, clients=[0, 1] * 20).scaled("unit")
+    with pytest.warns(UserWarning, match="but column 0 of x is far from its training samples"):
+        fed.with_test(images[:5])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fed.with_test(fed.scaling(torch.from_numpy(images[:5])))
+
+
 def test_gaps_are_filled_by_statistics_of_logarithms() -> None:
     x = np.array([[0.0], [np.nan], [99.0], [np.nan]])
     fed = Federation.from_arrays(x, clients=[0, 0, 1, 1], impute="mean")
@@ -673,6 +706,7 @@ def test_parquet(tmp_path: Path) -> None:
         ("b.csv: label 'y' has no value at row 0, line 2 of", {"a.csv": "age,y\n1,0\n", "b.csv": "age,y\n1,\n"}, {}),
         ("a.csv has no column 'agee': did you mean 'age'? it has", {"a.csv": "age,y\n1,0\n"}, {"drop": ["agee"]}),
         ("sep must be one character, got ';;'", {"a.csv": "age,y\n1,0\n"}, {"sep": ";;"}),
+        ("encoding must be one of 'utf-8', 'cp1250', 'cp1251', 'cp1252', got", {"a.csv": "age,y\n"}, {"encoding": "x"}),
         ("decimal must be '.' or ',', got ';'", {"a.csv": "age,y\n1,0\n"}, {"decimal": ";"}),
         ("has no named columns: leave drop out", {"a.txt": "1 1:1\n"}, {"drop": ["age"]}),
         ("'age' is text in a.csv and numbers in b.csv", {"a.csv": "age,y\nold,0\n", "b.csv": "age,y\n1,0\n"}, {}),

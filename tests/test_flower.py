@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fedsaddle.deploy.drive import missing
 from fedsaddle.deploy.protocol import Agreed, Reply, Request
 from fedsaddle.deploy.worker import Session
 from fedsaddle.errors import FedsaddleError
+from fedsaddle.remarks import remarks
 from fedsaddle.wire import pack, unpack
 from tests.fleet import CASES, MORE, Fleet, deployed, federation, simulated, tree
 
@@ -53,6 +55,17 @@ def test_metrics_come_from_the_sites(tmp_path: Path) -> None:
     assert got["auc"] == pytest.approx(want["auc"], abs=got["auc_bound"] + 1e-6) and got["auc_bound"] <= 1e-3
     for name in ("auc_clients", "auc_worst20", "auc_best20", "auc_std", "single_class_clients"):
         assert got[name] == pytest.approx(want[name], abs=1e-6)
+    result, expected = run.finish().summary(), reference.finish().summary()
+    assert result["auc_interval"] == pytest.approx(expected["auc_interval"], abs=3e-3)
+    assert result["test_class_counts"] == expected["test_class_counts"]  # by which remarks count
+    few = "4 of 4 clients have fewer than 10 test samples of one class"
+    assert any(text.startswith(few) for text in remarks(result))
+    config["problem"] = config["problem"] | {"positive": 0}
+    other = deployed(Fleet(whole, tmp_path), config, "zero").finish().summary()
+    assert other["test_class_counts"] == expected["test_class_counts"]
+    config = tree("codasca")
+    untested = deployed(Fleet(federation(), tmp_path), config, "none").finish().summary()
+    assert untested["test_class_counts"] is None and untested["auc_interval"] is None
     config = tree("scaff_pd")
     got, want = deployed(Fleet(whole, tmp_path), config, "other").metrics, simulated(whole, config).metrics
     for name in ("loss", "accuracy", "train_accuracy", "accuracy_clients", "accuracy_worst20"):
@@ -478,6 +491,29 @@ def test_a_site_imports_nothing_that_its_operator_has_not_named(module: str, tmp
 def test_what_a_deployment_cannot_keep_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(FedsaddleError, match=f"{name} must be . in a deployment"):
         deployed(Fleet(federation(), tmp_path), tree("codasca", **{name: 3}))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"device": "cuda"}, 'so device = "cuda" has no effect in a deployment: leave it out'),
+        ({"precision": "bf16"}, 'so precision = "bf16" has no'),
+        ({"compile": True}, "so compile = true has no"),
+        ({"chunk": 2}, "so chunk = 2 has no"),
+        ({"offload": True}, "so offload = true has no"),
+        ({"compile": True, "chunk": 2}, "so compile = true, chunk = 2 have no effect in a deployment: leave them out"),
+        ({"dtype": "float64", "device": "cpu", "chunk": None}, None),
+    ],
+)  # fmt: skip
+def test_settings_of_the_machine_that_have_no_effect_at_sites_are_told_of(
+    given: dict[str, Any], says: str | None, tmp_path: Path
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        deployed(Fleet(federation(), tmp_path), tree("codasca", **given))
+        simulated(federation(), tree("codasca", **given | {"device": "cpu", "offload": False}))
+    said = [str(w.message) for w in caught if "sites compute on the CPU" in str(w.message)]
+    assert len(said) == (says is not None) and all(says in text for text in said if says)
 
 
 def test_another_version_at_the_server_is_refused(tmp_path: Path) -> None:

@@ -157,6 +157,8 @@ def test_gaps_in_columns_of_every_type() -> None:
     model = RawModel(linear, None, features=fed.feature_names, fill=fed.filling.values)
     assert model.rows(table).isnan().sum(0).tolist() == [2, 1, 2, 0, 0, 0]
     assert torch.equal(model(model.rows(table)), linear(fed.data["x"]))
+    with pytest.raises(FedsaddleError, match=r"x has -inf at row 2, column 'beds' \(1\)"):
+        model.rows(table.assign(beds=table["beds"].astype(float).where(table.index != 2, -np.inf)))
 
 
 def test_true_and_false_with_gaps_in_one_file_and_without_in_another(tmp_path: Path) -> None:

@@ -28,6 +28,21 @@ def test_auc_counts_ties_as_one_half(pairs: list[tuple[int, bool]]) -> None:
         assert value == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
 
 
+def test_an_interval_of_counts_is_that_of_the_samples() -> None:
+    torch.manual_seed(0)
+    positive = torch.rand(300) < 0.2
+    scores = torch.randint(0, 12, (300,)) + 2 * positive
+    counts = [torch.bincount(scores[mask], minlength=20) for mask in (~positive, positive)]
+    found, want = metrics.auc_interval_of_counts(*counts), metrics.auc_interval(scores, positive)
+    assert found is not None and want is not None and found == pytest.approx(want, abs=1e-12)
+    one = torch.tensor([0, 1])
+    assert metrics.auc_interval_of_counts(counts[0][:2], one) is None  # of one positive nothing can be said
+    assert metrics.auc_interval_of_counts(counts[0][:2], 0 * one) is None
+    assert (
+        metrics.auc_interval_of_counts(torch.tensor([9, 0]), torch.tensor([0, 9])) is None
+    )  # the classes do not overlap
+
+
 def test_auc_is_exact_for_many_samples() -> None:
     g = torch.Generator().manual_seed(0)
     scores, labels = torch.randn(200_000, generator=g), torch.rand(200_000, generator=g) < 0.01

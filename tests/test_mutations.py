@@ -232,7 +232,7 @@ MUTATIONS = [
     Mutation("owners of a class weigh equally", auc, "weights * n / (s.n_pos", "weights * (n > 0) / (s.n_pos", by("coda-samples")),
     Mutation("the share of weighted clients is M/N", clients, "if per is None:\n            return collected.result(), answered", "if True:\n            return collected.result(), answered", by("codasca-samples-some")),
     Mutation("weighted variates are the participants' alone", codasca, "share * mean.dc", "mean.dc", harness.corrected_by_samples(harness.Uniform(3))),
-    Mutation("weights do not follow the participants", clients, "own = per[at] if per.ndim == 1", "own = per[: len(at)] if per.ndim == 1", by("fedavg-samples-some")),
+    Mutation("weights do not follow the participants", clients, "own = per[at]", "own = per[: len(at)]", by("fedavg-samples-some")),
     Mutation("a client drawn twice counts once", clients, "w = torch.as_tensor(counts, dtype=torch.float64)", "w = torch.ones(len(ids), dtype=torch.float64)", by("local_sgda-clients_twice")),
     Mutation("the share counts silent clients", clients, "return collected.result(), answered / self.n_clients", "return collected.result(), 5 / self.n_clients", by("codasca-failures")),
     # ---- local steps

@@ -97,6 +97,7 @@ def test_what_to_do_about_a_table_is_said(fedsaddle: Callable[..., Done]) -> Non
     frame["case_id"] = frame["patient_id"].where(frame.index > 4)  # with gaps pandas reads 7 as 7.0
     frame.loc[:29, "sex"] = None
     frame["smoker"] = [True, False, None] * 80
+    frame["country"], frame["unit"], frame["consent"] = "EU", [7.0, 7.0, None] * 80, ["yes", "yes", None] * 80
     frame.loc[frame["hospital"] == "north", "died"] = "no"
     frame.to_csv("all.csv", index=False)
     said = fedsaddle("new", "p", "--data", "all.csv").out
@@ -104,6 +105,9 @@ def test_what_to_do_about_a_table_is_said(fedsaddle: Callable[..., Done]) -> Non
     assert "'code' is dropped: text with 99 distinct values; group them" in said
     assert "'name' is dropped: a text for each row" in said
     assert "'troponin' is dropped: 50% of its values are missing" in said
+    assert "'country' is dropped: one value in all rows\n" in said
+    assert "'unit' is dropped: one value in all rows that have one" in said
+    assert "'consent' is kept: 80 of 240" in said
     assert "'case_id' is dropped: a number for each row" in said
     gaps = frame["lactate"].isna().sum()
     assert f"'lactate' is kept: {gaps} of 240 values are missing; the median stands in" in said
@@ -192,6 +196,55 @@ def test_a_label_that_is_not_given_is_called_a_guess(fedsaddle: Callable[..., Do
     )
 
 
+def test_a_column_that_tells_the_label_is_said(fedsaddle: Callable[..., Done]) -> None:
+    frame, rng = patients(), np.random.default_rng(1)
+    died = (frame["died"] == "yes").to_numpy()
+    frame.insert(0, "discharge_code", np.where(died, "E5", rng.choice(["A1", "B2"], 240)))
+    frame.insert(
+        0, "ended", np.where(died, 3, rng.choice([1, 5], 240))
+    )  # a code between others: no rank tells
+    frame.insert(0, "score", -1.0 * (died & (np.arange(240) != died.argmax())) + rng.random(240) / 10)
+    frame.insert(0, "ward", [f"w{i}" for i in rng.integers(0, 45, 240)])  # five rows each tell nothing
+    frame.to_csv("all.csv", index=False)
+    said = fedsaddle("new", "p", "--data", "all.csv").out
+    assert (
+        "  'discharge_code' alone separates 'yes' from the rest (AUC 1.000): add it to drop if it is not known when"
+        in said
+    )
+    assert "  'ended' alone separates" in said and re.search(r"  'score' alone .*AUC 0\.9\d\d", said)
+    assert said.count("alone separates") == 3
+    few = guesses.tellers(frame, np.arange(240) < 9)
+    assert few == {} and guesses.tellers(frame.assign(sex="f"), died).keys() == {
+        "score",
+        "ended",
+        "discharge_code",
+        "died",
+    }
+
+
+def test_a_guess_is_called_one_where_it_fails(fedsaddle: Callable[..., Done]) -> None:
+    frame = patients().drop(columns=["died", "patient_id"])
+    frame.loc[:29, "sex"] = None
+    frame.to_csv("all.csv", index=False)
+    said = fedsaddle("new", "p", "--data", "all.csv").err
+    assert (
+        "label 'sex' (a guess; --label COLUMN chooses) has no value in 30 of 240 rows, the first at row 0"
+        in said
+    )
+    for values, what in (
+        ("no", "has one value, 'no',"),
+        (["yes", None, None] * 80, "has one value, 'yes' and gaps,"),
+    ):
+        frame.assign(died=values, last_event=1).to_csv("all.csv", index=False)
+        said = fedsaddle("new", "p", "--data", "all.csv").err
+        assert f"new: column 'died' {what} and no other has the name of a label; give --label\n" in said
+    frame["sex"] = frame["sex"].fillna("f")
+    frame.assign(died="no").to_csv("all.csv", index=False)
+    assert fedsaddle("new", "p", "--data", "all.csv", "--label", "sex").code == 0
+    frame.assign(died="no", outcome=frame["sex"]).to_csv("all.csv", index=False)
+    assert "predicts 'outcome'" in fedsaddle("new", "q", "--data", "all.csv").out
+
+
 def test_a_label_is_guessed_by_name_then_place_then_share() -> None:
     frame = loans()
     assert guesses.labels(frame)[0] == "defaulted"
@@ -241,6 +294,34 @@ def test_a_slip_of_the_pen_in_a_column_of_two_values_is_said(fedsaddle: Callable
         in said
     )
     assert "'region' has" not in said  # three values
+
+
+def test_values_that_count_as_negative_are_said(fedsaddle: Callable[..., Done]) -> None:
+    frame = patients()
+    frame.loc[frame.index % 6 == 0, "died"] = "unknown"
+    frame.to_csv("all.csv", index=False)
+    n = frame["died"].value_counts()
+    done = fedsaddle("new", "p", "--data", "all.csv", "--positive", "yes")
+    assert (
+        f"\n  'no' ({n['no']} rows) and 'unknown' ({n['unknown']}) count as negative; correct or drop rows"
+        in done.out
+    )
+    assert "negative" not in done.err  # once is enough
+    assert (
+        "count as negative; if that is not meant"
+        in fedsaddle("run", "p/run.toml", "--set", "train.rounds=1").err
+    )
+    assert "negative" not in fedsaddle("new", "q", "--data", "all.csv", "--label", "sex").out
+    said = fedsaddle("new", "r", "--data", "all.csv").err
+    assert (
+        f"column 'died' (a guess; --label COLUMN chooses) has 3 values, 'no' ({n['no']} rows), 'yes' ({n['yes']}) and "
+        f"'unknown' ({n['unknown']}); give --positive" in said
+    )
+    frame.assign(died=frame.index % 7).to_csv("seven.csv", index=False)
+    said = fedsaddle("new", "s", "--data", "seven.csv", "--label", "died").err
+    assert (
+        "has 7 values, '0' (35 rows), '1' (35), '2' (34), '3' (34), '4' (34) and 2 others (68); give" in said
+    )
 
 
 def test_a_linear_model_starts_at_zero(fedsaddle: Callable[..., Done]) -> None:
@@ -300,6 +381,38 @@ def test_the_largest_step_near_the_best(left: list[float], step: float) -> None:
     )
 
 
+def test_a_table_of_excel_is_read(fedsaddle: Callable[..., Done]) -> None:
+    frame = patients().replace({"hospital": {"north": "Köln"}})
+    frame.loc[9, "age"] = np.nan
+    frame.to_csv("all.csv", index=False, sep=";", decimal=",", encoding="cp1252")
+    said = fedsaddle("new", "p", "--data", "all.csv", "--script", "--rounds", "1")
+    assert said.code == 0 and "  text is read as cp1252, since it is not UTF-8\n" in said.out
+    assert 'encoding = "cp1252"' in Path("p/run.toml").read_text()
+    assert 'encoding="cp1252"' in Path("p/run.py").read_text()
+    assert load("p/run.toml").build().federation.names[0] == "Köln"
+    unset = fedsaddle("run", "p/run.toml", "--set", "data.encoding=utf-8").err
+    line = 2 + int((frame["hospital"] == "Köln").argmax())
+    assert (
+        f"all.csv is not UTF-8 (byte 0xf6 in line {line}): save it as 'CSV UTF-8', or set encoding = \"cp1252\""
+        in unset
+    )
+    unfilled = fedsaddle("run", "p/run.toml", "--set", "data.impute=none").err
+    assert "in 'age' at row 9, line 11 of the file" in unfilled  # lines are counted in any encoding
+    Path("sites").mkdir()
+    for i, encoding in enumerate(("cp1252", "cp1252", "utf-8")):
+        frame.drop(columns="patient_id").to_csv(f"sites/{i}.csv", index=False, encoding=encoding)
+    said = fedsaddle("new", "q", "--data", "sites").err
+    assert "0.csv is not UTF-8, 2.csv is: save both as 'CSV UTF-8'" in said
+    frame.drop(columns=["patient_id", "hospital"]).to_csv("sites/2.csv", index=False)
+    for i in range(2):
+        Path(f"sites/{i}.csv").write_bytes(Path(f"sites/{i}.csv").read_bytes().replace(b"hospital", b"ward"))
+    frame.drop(columns="patient_id").rename(columns={"hospital": "ward"}).replace("Köln", "Bonn").to_csv(
+        "sites/2.csv", index=False
+    )
+    assert fedsaddle("new", "r", "--data", "sites", "--rounds", "1").code == 0
+    assert "ward=Köln" in load("r/run.toml").build().federation.feature_names
+
+
 def test_decimal_commas_are_numbers(fedsaddle: Callable[..., Done]) -> None:
     tables(Path())
     for folder, data in (("p", "all.csv"), ("q", "commas.csv")):
@@ -341,9 +454,25 @@ def test_a_label_that_is_missing_is_named_with_its_line(fedsaddle: Callable[...,
     frame.loc[3, "died"] = None
     frame.to_csv("sites/s1.csv", index=False)
     said = fedsaddle("new", "p", "--data", "sites", "--label", "died").err
-    assert "s1.csv: died has no value at row 3, line 5 of the file: drop that row" in said
+    assert "s1.csv: label 'died' has no value at row 3, line 5 of the file: drop that row" in said
     frame.drop(columns="died").to_csv("sites/s1.csv", index=False)
     assert "s1.csv has no column 'died'" in fedsaddle("new", "p", "--data", "sites", "--label", "died").err
+
+
+def test_files_of_other_columns_are_named_before_anything_is_guessed(fedsaddle: Callable[..., Done]) -> None:
+    tables(Path())
+    frame = pd.read_csv("sites/s1.csv")
+    frame.rename(columns={"age": "Age"}).to_csv("sites/s1.csv", index=False)
+    assert (
+        fedsaddle("new", "p", "--data", "sites").err
+        == "fedsaddle: s1.csv has no column 'age', which s0.csv has: give all the same columns\n"
+    )
+    frame.assign(note="x").to_csv("sites/s1.csv", index=False)
+    assert (
+        "s1.csv has column 'note', which s0.csv has not: give" in fedsaddle("new", "p", "--data", "sites").err
+    )
+    frame[frame.columns[::-1]].to_csv("sites/s1.csv", index=False)
+    assert fedsaddle("new", "p", "--data", "sites", "--rounds", "1").code == 0
 
 
 def test_nothing_is_overwritten_and_nothing_is_left_of_what_fails(fedsaddle: Callable[..., Done]) -> None:
@@ -448,8 +577,8 @@ def test_the_label_that_is_offered_is_the_guess(
     frame.loc[7, "defaulted"] = "unknown"
     frame.to_csv("loans.csv", index=False)
     monkeypatch.setattr(sys, "stdin", Terminal("\n1\n\n\n\n\n"))
-    with pytest.warns(UserWarning, match="'unknown' .1. count as negative"):
-        project(Path("q"), Wanted("loans.csv"))
+    said = project(Path("q"), Wanted("loans.csv"))
+    assert any("'unknown' (1) count as negative" in line for line in said)
     asked = capsys.readouterr().err
     assert "Which value of defaulted is positive (it has 0, 1 and in 1 row 'unknown'): " in asked
 

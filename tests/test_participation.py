@@ -176,6 +176,36 @@ def test_shares_that_are_not_known() -> None:
     np.testing.assert_allclose(Independent(0.3).shares(4, 0), 0.25)
 
 
+@dataclasses.dataclass(frozen=True)
+class Days(Participation):
+    """A user's own scheme, which knows who comes in its few rounds and nothing else."""
+
+    days: tuple[tuple[int, ...], ...] = ((0, 1), (2,), (0,))
+
+    def ask(self, n: int, seed: int, round: int, draw: int) -> np.ndarray:
+        return np.asarray(self.days[round])
+
+
+def test_a_scheme_of_ones_own_is_not_asked_for_rounds_that_it_does_not_have() -> None:
+    assert Days().shares(3, 0, np.array([3.0, 1.0, 2.0])) is None
+
+
+@pytest.mark.parametrize("failure", [0.0, 0.1])
+def test_many_groups_share_the_draws_of_one_scheme(failure: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    participation._averaged.cache_clear()
+    participation._of_groups.cache_clear()
+    drawn, ask = [], Uniform.ask
+    monkeypatch.setattr(Uniform, "ask", lambda self, *more: drawn.append(1) or ask(self, *more))
+    weights = np.arange(1.0, 501.0)
+    shares = Cyclic(100, m=2, failure=failure).shares(500, 0, weights)
+    assert len(drawn) <= participation._MOST_DRAWS
+    assert np.array_equal(Cyclic(100, m=2, failure=failure).shares(500, 1, weights), shares)
+    assert len(drawn) <= participation._MOST_DRAWS  # which are kept, whatever the seed
+    of_groups = shares.reshape(100, 5).sum(-1)
+    np.testing.assert_allclose(of_groups, 0.01)
+    assert (np.diff(shares.reshape(100, 5)[:10].sum(0)) > 0).all()  # who weighs more has more
+
+
 def test_cyclic_groups_three_ways() -> None:
     def members(scheme: Cyclic) -> list[list[int]]:
         scheme.validate(7)

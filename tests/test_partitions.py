@@ -11,10 +11,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedsaddle import partitions
+from fedsaddle import partitions, transforms
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
-from fedsaddle.partitions import PARTITIONS, TRANSFORMS, partition
+from fedsaddle.partitions import PARTITIONS, partition
+from fedsaddle.transforms import TRANSFORMS
 
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=120).map(np.array)
 COMPLETE = ("iid", "dirichlet", "sorted_share", "blocks", "one_class", "natural")
@@ -312,32 +313,32 @@ def federation(y: np.ndarray, clients: int = 4) -> Federation:
 )
 def test_remove_positives(y: np.ndarray, share: float, seed: int) -> None:
     fed = federation(y)
-    less = partitions.remove_positives(fed, share, seed=seed)
+    less = transforms.remove_positives(fed, share, seed=seed)
     kept = int(less.data["y"].sum())
     only = int((fed.class_counts()[:, 0] == 0).sum())
     assert int((less.data["y"] == 0).sum()) == (y == 0).sum()
     assert int((1 - share) * y.sum() + 1e-9) <= kept <= max(int((1 - share) * y.sum() + 1e-9), only)
     assert less.sizes.min() >= 1
     assert less.test is fed.test
-    assert torch.equal(less.data["x"], partitions.remove_positives(fed, share, seed=seed).data["x"])
+    assert torch.equal(less.data["x"], transforms.remove_positives(fed, share, seed=seed).data["x"])
 
 
 def test_remove_positives_leaves_cycp_s_numbers() -> None:
     y = np.r_[np.zeros(40_505, int), np.ones(4495, int)]
-    assert int(partitions.remove_positives(federation(y, 100), 0.95).data["y"].sum()) == 224
+    assert int(transforms.remove_positives(federation(y, 100), 0.95).data["y"].sum()) == 224
 
 
 @pytest.mark.parametrize(("of", "down", "up"), [("positive", 6, 0), ("negative", 0, 24), ("all", 6, 24)])
 def test_flip_labels(of: str, down: int, up: int) -> None:
     y = np.random.default_rng(0).permutation(np.arange(150) < 30).astype(int)
     fed = federation(y)
-    flipped = partitions.flip_labels(fed, 0.2, seed=1, of=of)
+    flipped = transforms.flip_labels(fed, 0.2, seed=1, of=of)
     before, after = fed.data["y"], flipped.data["y"]
     assert int(((before == 1) & (after == 0)).sum()) == down
     assert int(((before == 0) & (after == 1)).sum()) == up
     assert flipped.test is fed.test
     assert torch.equal(flipped.data["x"], fed.data["x"])
-    assert torch.equal(after, partitions.flip_labels(fed, 0.2, seed=1, of=of).data["y"])
+    assert torch.equal(after, transforms.flip_labels(fed, 0.2, seed=1, of=of).data["y"])
     assert int(before.sum()) == 30  # the first federation is as it was
 
 
@@ -345,7 +346,7 @@ def test_flip_labels(of: str, down: int, up: int) -> None:
 @given(n=st.integers(20, 200), share=st.floats(0, 1), lose=st.floats(0, 1), seed=st.integers(0, 3))
 def test_thin_clients(n: int, share: float, lose: float, seed: int) -> None:
     fed = federation(np.arange(n) % 2, clients=10)
-    thin = partitions.thin_clients(fed, share, lose, seed)
+    thin = transforms.thin_clients(fed, share, lose, seed)
     before, after = fed.sizes.numpy(), thin.sizes.numpy()
     expected = np.maximum(before - np.floor(lose * before + 0.5), 1)
     hit = int(share * 10 + 0.5)
@@ -356,7 +357,7 @@ def test_thin_clients(n: int, share: float, lose: float, seed: int) -> None:
 
 
 def test_thin_clients_defaults_are_scaff_pd_s() -> None:
-    thin = partitions.thin_clients(federation(np.arange(2000) % 2, clients=20))
+    thin = transforms.thin_clients(federation(np.arange(2000) % 2, clients=20))
     assert sorted(thin.sizes.tolist()) == [30] * 6 + [100] * 14
 
 
@@ -364,8 +365,8 @@ def test_transform_refusals() -> None:
     fed = federation(np.arange(20) % 2)
     many = federation(np.arange(20) % 3)
     assert set(TRANSFORMS) == {"remove_positives", "flip_labels", "thin_clients"}
-    refused("remove_positives: share must be in [0, 1), got 1", lambda: partitions.remove_positives(fed, 1))
-    refused("flip_labels: share must be in [0, 1], got -1", lambda: partitions.flip_labels(fed, -1))
-    refused("flip_labels: of 'both' is unknown", lambda: partitions.flip_labels(fed, 0.5, of="both"))
-    refused("flip_labels needs two classes, got 3 classes", lambda: partitions.flip_labels(many, 0.5))
-    refused("thin_clients: lose must be in [0, 1], got 7", lambda: partitions.thin_clients(fed, lose=7))
+    refused("remove_positives: share must be in [0, 1), got 1", lambda: transforms.remove_positives(fed, 1))
+    refused("flip_labels: share must be in [0, 1], got -1", lambda: transforms.flip_labels(fed, -1))
+    refused("flip_labels: of 'both' is unknown", lambda: transforms.flip_labels(fed, 0.5, of="both"))
+    refused("flip_labels needs two classes, got 3 classes", lambda: transforms.flip_labels(many, 0.5))
+    refused("thin_clients: lose must be in [0, 1], got 7", lambda: transforms.thin_clients(fed, lose=7))

@@ -6,6 +6,7 @@ import html
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from fedsaddle import metrics
 from fedsaddle.compare import notices
 from fedsaddle.errors import Diverged
 from fedsaddle.folder import read_result
-from fedsaddle.remarks import remarks
+from fedsaddle.measures import LOWERED, Of, names
+from fedsaddle.remarks import grown, remarks
 from fedsaddle.scores import DIFFERENT, compared
+from fedsaddle.steps import objective
 from fedsaddle.tables import number
 
 pytest.importorskip("plotly")
@@ -146,6 +149,21 @@ def test_an_undefined_number_is_no_none() -> None:
     assert number(None) == "undefined"
 
 
+def test_one_list_says_what_training_lowers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For remarks, results, and the choice of a step, which takes phi where a user's own metrics have more of them."""
+    assert set(LOWERED) <= set(names(Of.objective))
+    monkeypatch.setitem(LOWERED, "auc", "AUC")
+    result = summary(fs.AUC(torch.nn.Linear(3, 1)), 0.05, positives=20)
+    assert result["auc_at_start"] is not None
+    assert grown(result | {"auc_at_start": 0.1}) == [
+        f"The AUC ended at {result['metrics']['auc']:.4g}, above the 0.1 it began with: a smaller step may help."
+    ]
+    assert objective(SimpleNamespace(metrics={"auc": 0.7, "grad_phi": 3.0})) == 0.7  # type: ignore[arg-type]
+    every = {"auc": 0.7, "pair_loss": 0.2, "loss": 0.3, "phi": 0.4}
+    assert objective(SimpleNamespace(metrics=every)) == 0.4  # type: ignore[arg-type]
+    assert objective(SimpleNamespace(metrics=every | {"phi": None})) == 0.3  # type: ignore[arg-type]
+
+
 def test_whether_a_run_has_settled_is_said() -> None:
     result = summary(fs.AUC(torch.nn.Linear(3, 1)), 0.05, positives=20)
     assert result["course"] is None  # too few evaluations to say
@@ -193,6 +211,22 @@ def test_an_auc_that_may_be_chance_is_said() -> None:
     assert remarks(result | {"auc_interval": [0.42, 0.61]}) == [
         "The interval of the test AUC, 0.420 to 0.610, contains 0.5: the model may rank no better than chance."
     ]
+
+
+def test_an_auc_too_good_to_be_true_is_said() -> None:
+    result = summary(fs.AUC(torch.nn.Linear(3, 1)), 0.05, positives=20)
+    perfect = result | {
+        "metrics": result["metrics"] | {"auc": 0.9991},
+        "test_class_counts": [[90, 9], [90, 11]],
+    }
+    (said, *_) = (text for text in remarks(perfect) if "knows the label" in text)
+    assert said.startswith("A test AUC of 0.9991 most often comes from a column that knows the label")
+    for other in (
+        {"metrics": {"auc": 0.998}},
+        {"test_class_counts": [[90, 9], [90, 10]]},
+        {"test_class_counts": None},
+    ):
+        assert not any("knows the label" in text for text in remarks(perfect | other))
 
 
 def test_the_last_evaluations_are_kept() -> None:

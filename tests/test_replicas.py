@@ -41,6 +41,9 @@ from fedsaddle.algorithms import (
     RSPairwise,
     ScaffPD,
 )
+from fedsaddle.algorithms.base import Algorithm
+from fedsaddle.alike import shape
+from fedsaddle.config import resolve
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.folder import Folder
@@ -176,6 +179,25 @@ def test_hyper_parameters_that_do_not_differ_may_be_tensors(
         )
     for run, seed in zip(runs, (0, 7), strict=True):
         np.testing.assert_allclose(run.z, _run(name, 0.05, seed, federation).z, rtol=0, atol=1e-12)
+
+
+def test_one_rule_says_what_is_a_real_number(
+    federation: fs.Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of runs that are to be grouped by their configs, of runs to be stacked, and of numbers to be tensors."""
+    config = resolve({
+        "name": "one", "data": {"sites": "."}, "model": {"name": "linear"}, "problem": {"name": "auc"},
+        "algorithm": {"name": "coda_plus", "lr": 0.1, **STAGES}, "train": {"rounds": 2},
+    })  # fmt: skip
+    runs = [_run("coda_plus", lr, 0, federation) for lr in (0.1, 0.2)]
+    algorithm = runs[0].algorithm
+    assert algorithm.is_real("lr", 0.1) and not algorithm.is_real("stage_growth", 2.0)
+    assert not algorithm.is_real("local_steps", 3)
+    assert stackable(runs) is None and 'lr = "real"' in shape(config)
+    monkeypatch.setattr(Algorithm, "is_real", classmethod(lambda cls, name, value: name == "gamma"))
+    assert stackable(runs) == "algorithm.lr differs, which decides shapes or branches"
+    assert "lr = 0.1" in shape(config) and 'gamma = "real"' in shape(config)
+    assert replicas._in_formulas(algorithm) == ["gamma"]
 
 
 @pytest.mark.parametrize("seeds", [(0, 0, 0, 0), (0, 7, 0, 7)], ids=["one seed", "two seeds"])

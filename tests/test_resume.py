@@ -212,6 +212,19 @@ def test_an_index_that_points_elsewhere_is_not_followed(tmp_path: Path) -> None:
         Folder(tmp_path, resume=True).latest()
 
 
+def test_a_checkpoint_of_rounds_that_were_dropped_is_not_gone_on_from(tmp_path: Path) -> None:
+    """After a guard has gone back, an older checkpoint of a later round follows rounds that are no more."""
+    with Folder(tmp_path) as run:
+        for r in range(14):
+            run.append({"round": r, "seconds": 0.0})
+        run.save(10, b"ten")
+        run.save(13, b"thirteen")
+        run.rewind(10)
+        for r in range(11, 15):
+            run.append({"round": r, "seconds": 0.0})
+        assert run.latest() == b"ten"
+
+
 # ------------------------------------------------------------------------------------------------- divergence
 
 
@@ -386,6 +399,21 @@ def test_a_guard_goes_back_to_where_the_objective_was_no_higher_than_at_the_star
     assert guarded.metrics["grad_phi"] < 1e-6
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_has_all_that_it_holds_from_the_start(resume: bool, tmp_path: Path) -> None:
+    def run(**options: Any) -> fs.Run:
+        problem, sites = fs.QuadraticSaddle(), fs.quadratic_federation(clients=4)
+        return fs.train(
+            problem, fs.LocalSGDA(lr=0.05), sites, rounds=6, out=tmp_path, progress=False, **options
+        )
+
+    if resume:
+        stopped(run(), after=3)
+    started = run(resume=resume)
+    held = {*vars(started)}
+    assert {*vars(started.finish())} == held
+
+
 def test_a_resumed_guard_does_not_go_back_to_a_checkpoint_that_has_grown(tmp_path: Path) -> None:
     federation = fs.Federation.from_arrays(
         np.random.default_rng(0).standard_normal((80, 4)),
@@ -445,6 +473,7 @@ def test_a_resumed_guard_goes_back_to_the_same_round(lr: float, stop: int, tmp_p
             rounds.close()  # type: ignore[attr-defined]
             resumed = run(kind, "cut", resume=True).finish()
         assert torch.equal(whole.z, resumed.z) and whole.algorithm == resumed.algorithm
+        assert resumed.resumes and not whole.resumes  # whether or not it went back
         same(tmp_path / kind / "whole", tmp_path / kind / "cut")
 
 

@@ -20,11 +20,14 @@ from sklearn.preprocessing import StandardScaler
 
 import fedsaddle as fs
 from fedsaddle.agreement import accepted, agree, in_words, outline
+from fedsaddle.config import resolve
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.export import RawModel
 from fedsaddle.federation import Federation
+from fedsaddle.frames import are_dates
 from fedsaddle.histograms import federated_auc
-from fedsaddle.sites import Site, check
+from fedsaddle.site_check import check
+from fedsaddle.sites import Site
 from fedsaddle.toml import to_toml
 
 DATA = {"label": "died", "positive": "yes", "drop": ["id"]}
@@ -492,7 +495,7 @@ def test_more_sites_that_do_not_fit(tmp_path: Path) -> None:
     refused("two sites are called 'a'", lambda: agree([one, one]))
     site = Site.load(write(tmp_path, "a", patients(0).assign(died="no")))
     refused("positive='yes' never occurs in y: choose from 'no'", lambda: agree([site.summary()]))
-    site = Site.load(write(tmp_path, "a", patients(0), drop=[]))
+    site = Site.load(write(tmp_path, "a", patients(0, 30), drop=[]))
     refused("column 'id' has no value that enough rows of a site share", lambda: agree([site.summary()]))
     for mean in (torch.full((4,), torch.nan), torch.zeros(3)):
         broken = {**one, "mean": mean.double()}
@@ -533,6 +536,26 @@ def test_mistakes_in_the_toml(tmp_path: Path, text: str, data: Any) -> None:
     file = write(tmp_path, "a", patients(0), **data)
     refused(text, lambda: Site.load(file))
     assert any(text in finding for finding in check(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [
+        ("north", True), ("St. Mary's", True), ("Zürich 2", True),
+        ("", False), (".hidden", False), ("..", False), ("a/b", False), ("a\\b", False), (" a", False), ("a\n", False),
+    ],
+)  # fmt: skip
+def test_names_of_sites_and_of_runs_follow_one_rule(name: str, fits: bool, tmp_path: Path) -> None:
+    file = write(tmp_path, "a", patients(0), top={"name": name})
+    config = {
+        "name": name, "data": {"sites": "."}, "model": {"name": "linear"}, "problem": {"name": "auc"},
+        "algorithm": {"name": "codasca"}, "train": {"rounds": 1},
+    }  # fmt: skip
+    if fits:
+        assert Site.load(file).name == resolve(config).name == name
+    else:
+        for call in (lambda: Site.load(file), lambda: resolve(config)):
+            refused("name: must be text without slashes, to name a folder, got ", call)
 
 
 def test_where_things_are(tmp_path: Path) -> None:
@@ -610,6 +633,56 @@ def test_check_finds_nothing_at_a_sound_site_and_everything_at_a_bad_one(tmp_pat
     endless = write(tmp_path, "c", None)
     endless.write_text(endless.read_text().replace("c.csv", "c" * 5000 + ".csv"))
     assert "is not there: correct data.file" in check(endless)[0]
+
+
+def visits() -> pd.DataFrame:
+    """A site's table with dates and free text, some values of which five rows have by chance."""
+    rng, n = np.random.default_rng(0), 400
+    days = pd.Timestamp("2023-01-01") + pd.to_timedelta(rng.integers(0, 300, n), "D")
+    notes = [f"note {k}" for k in rng.geometric(0.02, n)]
+    return numbers_only(patients(0, n)).assign(seen=days.strftime("%Y-%m-%dT%H:%M"), note=notes)
+
+
+def test_dates_and_free_text_do_not_leave_a_site(tmp_path: Path) -> None:
+    frame = visits()
+    assert frame["note"].value_counts().max() >= 5  # some would be named
+    file = write(tmp_path, "a", frame)
+    for name, what in (
+        ("seen", "has dates"),
+        ("note", f"is text with {frame['note'].nunique()} distinct values, at most 50"),
+    ):
+        assert any(
+            f"a.csv: column {name!r} {what}" in line and "add it to drop" in line for line in check(file)
+        )
+    assert are_dates(pd.Series([pd.Timestamp("2024-01-31")]))
+    refused("column 'seen' has dates", Site.load(file).summary)  # and not only in check
+    few = frame.assign(
+        seen=[("01.02.2024", "3/4/24", None)[i % 3] for i in range(400)]
+    )  # of two days, and gaps
+    file = write(tmp_path, "a", few, drop=["id", "note"], impute="mean")
+    refused("column 'seen' has dates", Site.load(file).summary)
+
+
+def test_a_site_may_say_that_the_values_of_a_text_may_leave(tmp_path: Path) -> None:
+    file = write(tmp_path, "a", visits(), drop=["id", "seen"], categories=["note"])
+    assert "column 'note': categories 'note 1', " in "\n".join(in_words(Site.load(file).summary()))
+
+
+def test_a_site_may_have_the_encoding_of_excel(tmp_path: Path) -> None:
+    frame = patients(0).replace({"ward": {"east": "Köln"}})
+    file = write(tmp_path, "a", None, encoding="cp1252")
+    frame.to_csv(tmp_path / "a.csv", index=False, encoding="cp1252")
+    assert "column 'ward': categories 'Köln', 'icu', 'west'" in in_words(Site.load(file).summary())
+    (said,) = check(write(tmp_path, "a", None))
+    assert "a.csv is not UTF-8 (byte 0xf6 in line " in said and 'set encoding = "cp1252"' in said
+    (tmp_path / "a.csv").write_bytes(b"id,died,age\n1,no,3\n\n\x81,yes,4\n")
+    refused(
+        "a.csv is not CP1252 (byte 0x81 in line 4): save it as 'CSV UTF-8', or correct encoding",
+        Site.load(write(tmp_path, "a", None, encoding="cp1252")).summary,
+    )
+    refused(
+        'data.encoding: must be "utf-8" or', lambda: Site.load(write(tmp_path, "b", frame, encoding="utf-9"))
+    )
 
 
 def test_the_noise_secret_is_never_readable_by_others(

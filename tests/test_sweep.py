@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsaddle import alike, cli, journal, metrics, sweep_report
+from fedsaddle import alike, cli, journal, metrics, sweep_figures, sweep_report
 from fedsaddle import config as configs
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.alike import Federations
@@ -36,8 +36,8 @@ from fedsaddle.finish import Processes, _compute, _next, _Share, _shares, finish
 from fedsaddle.folder import held
 from fedsaddle.journal import Journal
 from fedsaddle.sweep import Result, Row, sweep
+from fedsaddle.sweep_figures import overview, seeds, tradeoff
 from fedsaddle.sweep_plan import Range, grid_points, grids, plan, random_points
-from fedsaddle.sweep_report import overview, seeds, tradeoff
 from fedsaddle.toml import to_toml
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "sweep.toml"
@@ -1022,7 +1022,7 @@ def test_the_page_names_a_command_that_works_where_the_sweep_was_asked_for(
     ],
 )
 def test_when_an_axis_is_logarithmic(values: list[float], log: bool) -> None:
-    assert sweep_report._wide(values) == log
+    assert sweep_figures._wide(values) == log
 
 
 def test_one_seed_is_no_spread_and_swept_algorithms_are_counted() -> None:

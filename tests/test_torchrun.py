@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import fedsaddle as fs
+from fedsaddle import aggregation
 from fedsaddle.clients import Task
 from fedsaddle.cohort import Batching
 from fedsaddle.engines.ranks import first_to_fail
@@ -401,6 +402,10 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task(fs.ERM(nn.Linear(5, 1)), federation(), fs.Full())
     with pytest.raises(FedsaddleError, match="computes one run at a time"):
         Torchrun(task._replace(seeds=(0, 1)))
+    with pytest.raises(FedsaddleError, match=r"adds replies up where they are.*use engine 'stacked'"):
+        Torchrun(task._replace(aggregation=aggregation.median()))
+    with pytest.raises(FedsaddleError, match=r"adds replies up where they are.*use engine 'stacked'"):
+        start("codasca, full", "torchrun", aggregation="median")
     with pytest.raises(FedsaddleError, match="device must be 'cuda', got 'cuda:1'"):
         Torchrun(task, device="cuda:1")
     monkeypatch.setenv("LOCAL_RANK", str(torch.cuda.device_count()))

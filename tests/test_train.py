@@ -1,7 +1,8 @@
 """train and Run: iteration, results, files, refusals."""
 
+import dataclasses
 import json
-from dataclasses import replace
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,14 @@ def test_model_comes_back_as_the_users_module(federation: fs.Federation) -> None
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))  # ours is a copy
     flat = torch.cat([p.detach().reshape(-1) for p in run.model.parameters()])
     assert torch.equal(flat, run.z[:-3])
+
+
+@pytest.mark.parametrize("what", ["model", "raw_model"])
+def test_a_run_without_a_model_says_so_before_it_trains(what: str) -> None:
+    run = fs.train(fs.QuadraticSaddle(), fs.LocalSGDA(), fs.quadratic_federation(), rounds=3)
+    with pytest.raises(FedsaddleError, match=r"QuadraticSaddle: has no model; its solution is run\.z"):
+        getattr(run, what)
+    assert "0 of 3 rounds done" in repr(run) and run.state is None
 
 
 def test_run_directory(federation: fs.Federation, tmp_path) -> None:
@@ -155,6 +164,37 @@ def test_refusals_of_combinations(federation: fs.Federation) -> None:
         fs.train(fs.AUC(model), fs.CODASCA(), ones, rounds=1).finish()
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fs.FedAvg(lr=0.1, local_steps=3), fs.LocalSGDA(lr=0.1, local_steps=3), fs.FedSGDA(lr=0.1, local_steps=3),
+        fs.FFMDR(lr=0.1, epochs=2), fs.MomentumLocalSGDA(lr=0.1, local_steps=3), fs.FedNormSGDA(lr=0.1, local_steps=3),
+    ],
+    ids=lambda a: type(a).__name__,
+)  # fmt: skip
+def test_step_sizes_of_y_where_there_is_no_y_are_told_of(
+    algorithm: fs.Algorithm, federation: fs.Federation
+) -> None:
+    def started(algorithm: fs.Algorithm, kind: type[fs.Problem]) -> tuple[fs.Run, list[str]]:
+        torch.manual_seed(0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = fs.train(kind(torch.nn.Linear(4, 1)), algorithm, federation, rounds=2)  # type: ignore[call-arg]
+        return run, [str(w.message) for w in caught if "no dual variables" in str(w.message)]
+
+    given = {"lr_dual": 5.0} | (
+        {"momentum_dual": 0.25} if isinstance(algorithm, fs.MomentumLocalSGDA) else {}
+    )
+    told, both = dataclasses.replace(algorithm, **given), len(given) == 2
+    name, words = type(algorithm).__name__, ", ".join(f"{k} = {v}" for k, v in given.items())
+    plain, silent = started(algorithm, fs.ERM)
+    run, said = started(told, fs.ERM)
+    has, it = ("have", "them") if both else ("has", "it")
+    assert silent == [] and (name == "FedAvg" or started(told, fs.AUC)[1] == [])
+    assert said == [f"{name}: ERM has no dual variables y, so {words} {has} no effect; leave {it} out"]
+    assert torch.equal(run.z, plain.z)  # so they have none
+
+
 def test_divergence_stops_the_run_and_keeps_its_history(federation: fs.Federation, tmp_path) -> None:
     run = fs.train(
         fs.AUC(torch.nn.Linear(4, 1)),
@@ -204,7 +244,7 @@ def test_a_line_a_client(federation: fs.Federation, tmp_path: Path) -> None:
     for name, values in run.by_client.items():
         np.testing.assert_allclose(table[name], values, rtol=1e-5)
     assert "auc" in table
-    alone = replace(federation, test=None)
+    alone = dataclasses.replace(federation, test=None)
     run = _run(alone, out=tmp_path / "b").finish()
     table = pd.read_csv(tmp_path / "b" / "clients.csv")
     assert list(table.columns) == ["client", "rows", "positives", *(f"train_{k}" for k in run.by_client)]

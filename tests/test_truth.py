@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from fedsaddle.algorithms import (
     CODA,
@@ -17,6 +18,7 @@ from fedsaddle.algorithms import (
     CyCpMinimax,
     FedAvg,
     FedProx,
+    FedSGDA,
     LocalSGDA,
     PublishedCODASCA,
     RSMinimax,
@@ -25,7 +27,7 @@ from fedsaddle.participation import Cyclic, Uniform
 from fedsaddle.problems import AUC, ERM, QuadraticSaddle, quadratic_federation
 from fedsaddle.testing import reordered
 from tests import harness
-from tests.harness import CASES, FULL, TWINS, clients_of, drive, federation
+from tests.harness import CASES, FULL, TWINS, clients_of, connect, drive, federation
 
 TEN_STEPS = dict(lr=0.05, local_steps=10)
 
@@ -239,3 +241,19 @@ def test_a_repeated_sample_is_a_weight_of_two():
     twice = [{k: np.concatenate([v, v]) for k, v in c.items()} for c in clients]
     a, b = (full_batch("coda_plus", federation(*own)) for own in (twice, clients))
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "estimator, of_all", [("mb", False), ("storm", False), ("spider", True), ("svrg", True)]
+)
+def test_where_estimators_of_fedsgda_end_under_groups_of_unequal_sizes(estimator, of_all):
+    """Where a fresh start asks all clients it is their mean field that vanishes, else that of the groups."""
+    algorithm = FedSGDA(lr=0.2, local_steps=1, estimator=estimator, decay=0.4, large_cohort=4)
+    problem, fed = QuadraticSaddle(), quadratic_federation(4, heterogeneity=1.0)
+    run = drive(algorithm, problem, fed, 600, participation=Cyclic([[0], [1, 2, 3]]), batching=harness.FULL)
+    z = torch.as_tensor(run.z[-1:])
+    own = connect(problem, fed).cohort(np.arange(4), 0).full_field(z)
+    all_clients, of_groups = own.mean(0).norm(), ((own[0] + own[1:].mean(0)) / 2).norm()
+    ends, other = (all_clients, of_groups) if of_all else (of_groups, all_clients)
+    assert ends < 0.1 * other
+    assert algorithm.of_all == of_all

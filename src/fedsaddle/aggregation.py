@@ -4,7 +4,8 @@
 
 A rule takes the replies [..., S, k] of all who answered and their weights [..., S], and gives [..., 1, k]. It takes the
 place of the mean in `Clients.mean`, so it works with every algorithm that averages. Replies with numbers that are not finite
-do not count. No rule helps where an algorithm asks for all replies (`Clients.gather`), such as the losses of robust methods.
+do not count. No rule helps where an algorithm asks for all replies (`Clients.gather`), such as the losses of robust methods;
+`Clients.gather` warns of that.
 
     mean                    by weights
     median                  of every coordinate, each reply counting once (Yin et al. 2018)
@@ -63,14 +64,12 @@ class ByRule:
     """All replies turned into one by a rule, but for what is marked Each, in the order of the clients."""
 
     def __init__(self, rule: Rule) -> None:
-        self.total = torch.zeros(())  # of the weights [..., 1, 1]
         self._rule = rule
         self._parts: list[tuple[Tensor, Tensor, Any]] = []
 
     def add(self, ids: Tensor, w: Tensor, replies: Any) -> None:
         """As of `Mean`."""
         self._parts.append((ids, w, replies))
-        self.total = self.total + w.sum(-1)[..., None, None]
 
     def result(self) -> Any:
         ids, w = (torch.cat([part[i] for part in self._parts], dim=-1) for i in (0, 1))

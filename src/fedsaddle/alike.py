@@ -91,12 +91,10 @@ def shape(config: Config) -> str:
     """Equal for runs that differ in nothing but seed and real-valued hyper-parameters."""
     tree = {k: v for k, v in config.tree.items() if k != "name"}
     tree["train"] = {k: v for k, v in tree["train"].items() if k != "seed"}
-    shaping = named("algorithm", tree["algorithm"]).shaping
+    algorithm = named("algorithm", tree["algorithm"])
     real = PROBLEMS[tree["problem"]["name"]].real
     tree["problem"] = {k: "real" if k in real else v for k, v in tree["problem"].items()}
-    tree["algorithm"] = {
-        k: "real" if isinstance(v, float) and k not in shaping else v for k, v in tree["algorithm"].items()
-    }
+    tree["algorithm"] = {k: "real" if algorithm.is_real(k, v) else v for k, v in tree["algorithm"].items()}
     return to_toml(tree)
 
 

@@ -436,6 +436,9 @@ def reproduce(
     clients: Annotated[
         str | None, typer.Option(metavar="N", help="Number of clients, where an experiment has several.")
     ] = None,
+    rounds: Annotated[
+        str | None, typer.Option(metavar="N", help="Number of rounds, where an experiment has several.")
+    ] = None,
     part: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="A part of a long experiment; parts add up in one table."),
@@ -452,7 +455,7 @@ def reproduce(
     known = experiments()
     if experiment not in known:
         raise _unknown("experiment ", experiment, known, "known are " + ", ".join(known))
-    named = (("data", data), ("model", model), ("clients", clients), ("part", part))
+    named = (("data", data), ("model", model), ("clients", clients), ("rounds", rounds), ("part", part))
     options = {k: v for k, v in named if v is not None}
     folder = reproduce(experiment, quick, out, options=options, jobs=jobs, device=device)
     print((folder / "table.md").read_text(encoding="utf-8"))

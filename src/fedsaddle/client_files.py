@@ -37,6 +37,7 @@ def read_files(
     sep: str = ",",
     gaps: bool = False,
     decimal: str = ".",
+    encoding: str = "utf-8",
 ) -> tuple[Array, Any, list[IntArray], list[str], tuple[str, ...]]:
     """x, y (of tables a Series), the rows of each file, the client that each file names, and the names of x's columns.
 
@@ -49,7 +50,7 @@ def read_files(
         if name in names[:i]:
             twins = f"{files[names.index(name)]} and {files[i]}"
             raise FedsaddleError(f"two files name the client {name!r} ({twins}): rename one of them")
-    tables = [_read_file(file, label, drop, sep, decimal) for file in files]
+    tables = [_read_file(file, label, drop, sep, decimal, encoding) for file in files]
     columns, xs = tables[0].columns, _aligned(files, tables)
     if columns:
         xs, columns = one_hot(xs, files, sep, gaps)
@@ -110,13 +111,15 @@ def read_arrays(file: Path) -> tuple[Array, Array]:
         return as_tensor(x, f"{file.name}: x").numpy(), y
 
 
-def _read_file(file: Path, label: str | None, drop: Sequence[str], sep: str, decimal: str) -> _Table:
+def _read_file(
+    file: Path, label: str | None, drop: Sequence[str], sep: str, decimal: str, encoding: str
+) -> _Table:
     """x, y and column names of one client's file."""
     if file_format(file) not in ("csv", "parquet"):
         if drop:
             raise FedsaddleError(f"{file} has no named columns: leave drop out, or remove them from the file")
         return _Table(*read_arrays(file), ())
-    frame = read_frame(file, sep, decimal)
+    frame = read_frame(file, sep, decimal, encoding)
     if label is None:
         raise FedsaddleError(
             f"{file} is a table: name its label column with label=, one of {short(frame.columns)}"
@@ -124,6 +127,16 @@ def _read_file(file: Path, label: str | None, drop: Sequence[str], sep: str, dec
     check_columns(str(file), frame, label=[label], drop=drop)
     features = frame.drop(columns=[label, *drop])
     return _Table(features, frame[label], tuple(map(str, features.columns)))
+
+
+def same_columns(files: Sequence[Path], columns: Sequence[Sequence[str]]) -> None:
+    """Refuse a file that has other columns than the first one, in whatever order."""
+    for file, own in zip(files, columns, strict=True):
+        for has, other, what in ((own, columns[0], "has no column"), (columns[0], own, "has column")):
+            known = set(has)
+            if odd := [c for c in other if c not in known]:
+                which = f"which {files[0].name} has{' not' * (what == 'has column')}"
+                raise FedsaddleError(f"{file.name} {what} {odd[0]!r}, {which}: give all the same columns")
 
 
 def _aligned(files: list[Path], tables: list[_Table]) -> list[Any]:
@@ -136,12 +149,8 @@ def _aligned(files: list[Path], tables: list[_Table]) -> list[Any]:
             f"{width} features take", wanted, there, " in all files", "correct the largest feature number"
         )
         xs = [np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in xs]
+    same_columns(files, [table.columns for table in tables])
     for i, (file, (_, _, own)) in enumerate(zip(files, tables, strict=True)):
-        remedy = "give all the same columns"
-        if missing := [c for c in columns if c not in own]:
-            raise FedsaddleError(f"{file.name} has no column {missing[0]!r}, which {first} has: {remedy}")
-        if surplus := [c for c in own if c not in columns]:
-            raise FedsaddleError(f"{file.name} has column {surplus[0]!r}, which {first} has not: {remedy}")
         if own != columns:
             xs[i] = xs[i].iloc[:, [own.index(c) for c in columns]]
         got, want = list(xs[i].shape[1:]), list(xs[0].shape[1:])

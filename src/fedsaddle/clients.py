@@ -33,7 +33,7 @@ from torch import Tensor
 from fedsaddle import sampling
 from fedsaddle.aggregation import ByRule, Mean, Rule
 from fedsaddle.cohort import Batching, Cohort
-from fedsaddle.errors import Diverged, FedsaddleError, NobodyAnswered
+from fedsaddle.errors import Diverged, FedsaddleError, NobodyAnswered, warn
 from fedsaddle.messages import (
     Once,
     PhaseTraffic,
@@ -51,7 +51,7 @@ from fedsaddle.problem import Problem, tree_map
 if TYPE_CHECKING:
     from fedsaddle.algorithms.base import Algorithm
     from fedsaddle.federation import Federation
-    from fedsaddle.metrics import Evaluation, Split
+    from fedsaddle.metrics import Evaluation, Interval, Split
 
 T = TypeVar("T")
 Work = Callable[[Cohort, Any], tuple[Any, Any]]  # (cohort, message) -> (reply, what the clients remember)
@@ -107,12 +107,15 @@ class Clients(ABC):
         self.spent: dict[str, float] = {}  # where the seconds went, where an engine measures that
         self.failures = 0  # clients that were asked and did not answer, over the run
         self.evaluated_on: str | None = None  # which data of theirs, where only the clients know
+        self.test_class_counts: list[list[int]] | None = None  # likewise
+        self.auc_intervals: dict[str, Interval] = {}  # likewise; of "test" and "valid"
         # in this round: site, phase and reason, where an engine knows them
         self.left_out: list[dict[str, str]] = []
         self.round = -1  # -1: set-up
         self.rounds: int | None = None  # how many there will be, where that is known
         self.has_memory = False
         self.watched = False  # whether replies that are not finite end the run at once
+        self._told: set[str] = set()  # the works whose replies the rule has no part in, as was said
         self._phase = self._draws = self._integers = self._pools = 0  # counted within a round
         self._cohort: Draw | None = None
         self._asked: list[np.ndarray] = []
@@ -121,28 +124,23 @@ class Clients(ABC):
     # ---- what an algorithm calls -------------------------------------------------------------------------
 
     def mean(
-        self, work: Work, message: Any, *, who: Draw | None = None, weights: Tensor | str | None = "clients"
+        self, work: Work, message: Any, *, who: Draw | None = None, weights: str = "clients"
     ) -> tuple[Any, float | Tensor]:
         """One phase: send `message`, run `work` on every participant, average the replies.
 
         Args:
             who: participants; by default the round's.
-            weights: "clients" or None (each participant equally), "samples" (by local sample count), or one weight a
-                client [N], with replicas [R, N].
+            weights: "clients" (each participant equally) or "samples" (by local sample count).
 
         Returns:
             the mean reply, every tensor [1, k] (rows [S, k] where the reply is marked `Each`), and the share of all
             clients that are in it: M/N, or by their weights (one a replica [R, 1, 1]).
         """
-        per: Tensor | None  # weight of each client
-        if isinstance(weights, Tensor):
-            per = weights.to("cpu", torch.float64)
-        elif weights in ("clients", "samples", None):
-            per = self.size_weights if weights == "samples" else None
-        else:
+        if weights not in ("clients", "samples"):
             raise FedsaddleError(
-                f"mean: weights must be 'clients', 'samples' or a tensor [N], got {weights!r}"
+                f"mean: weights must be 'clients' or 'samples', got {weights!r}; gather replies to weigh them otherwise"
             )
+        per = self.size_weights if weights == "samples" else None  # weight of each client
         rule = self.aggregation if self.round >= 0 else None
         collected: Mean | ByRule = Mean() if rule is None else ByRule(rule)
         present, answered = torch.zeros(()), 0
@@ -150,15 +148,13 @@ class Clients(ABC):
             at = torch.as_tensor(ids)
             w = torch.as_tensor(counts, dtype=torch.float64)  # [..., S]
             if per is not None:
-                own = per[at] if per.ndim == 1 or at.ndim == 1 else per.gather(-1, at)
+                own = per[at]
                 w, present = w * own, present + own.sum(-1)[..., None, None]
             collected.add(at, w, replies)
             answered += ids.shape[-1]
-        if (collected.total <= 0).any():  # where not finite it is a divergence, which the run notices
-            raise FedsaddleError(f"mean: the weights of the {answered} participants must sum to more than 0")
         if per is None:
             return collected.result(), answered / self.n_clients
-        share = present / per.sum(-1)[..., None, None]
+        share = present / per.sum()
         return collected.result(), share.item() if share.numel() == 1 else share.to(self.device, self.dtype)
 
     @cached_property
@@ -188,12 +184,27 @@ class Clients(ABC):
 
     def gather(self, work: Work, message: Any, *, who: Draw | None = None) -> Gathered:
         """One phase: send `message`, run `work` on every participant, return all replies [S, k]."""
+        if self.aggregation is not None and self.round >= 0:
+            self._warn_of_rule(work)
         parts = list(self._exchange(work, message, who))
         ids = torch.as_tensor(np.concatenate([ids for ids, _, _ in parts], axis=-1))
         return Gathered(
             ids,
             tree_map(lambda *rows: torch.cat(rows, dim=-2), *(opened(replies) for _, _, replies in parts)),
         )
+
+    def _warn_of_rule(self, work: Work) -> None:
+        """Say once of each client work whose replies are gathered that no rule guards them."""
+        name, owner = work.__name__, work.__qualname__.partition(".")[0]
+        if self.algorithm is not None:  # what is inherited has the name of another
+            owner = type(self.algorithm).__name__
+        if name not in self._told:
+            self._told.add(name)
+            warn(
+                f"{owner}: takes what each client answers to {name} as it is; aggregation has no part in it, only in means "
+                "of replies, so one wrong client can spoil the run: check what clients send, or take a method that "
+                "averages, such as CODASCA, SCAFFOLD or FedAvg"
+            )
 
     def sample(self, m: int | None = None, p: np.ndarray | None = None) -> Draw:
         """Participants drawn anew: by the run's scheme, m distinct of all, or m with probabilities p (with replacement).

@@ -66,8 +66,8 @@ class Cohort:
         longest: no client has more samples than this (asking the device would stall it).
         sides: of a problem on pairs of samples; None for others.
         noise_key: gives what normal numbers are drawn from in place of `key`: a deployed site has its own.
-        alike: how many replicas in a row have the same seed, and so the same clients and minibatches, which are then drawn
-            and gathered once for all of them.
+        per_seed: how many replicas in a row have the same seed, and so the same clients and minibatches, which are then
+            drawn and gathered once for all of them.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class Cohort:
         dtype: torch.dtype,
         longest: int,
         sides: Sides | None = None,
-        alike: int = 1,
+        per_seed: int = 1,
         noise_key: Callable[[], Tensor] | None = None,
     ) -> None:
         self.problem, self.ids, self.memory = problem, ids, memory
         self.sizes = sizes
         self._data, self._first, self._key, self._batching = data, first, key, batching
-        self.sides, self._alike, self._noise_key = sides, alike, noise_key
+        self.sides, self._per_seed, self._noise_key = sides, per_seed, noise_key
         self.compile = False  # whether `scan` compiles its step
         self.rehearsing = False  # whether nobody looks at the result, and `scan` does a few of its steps only
         self._longest = longest if sizes.is_cuda else int(sizes.max())
@@ -123,7 +123,7 @@ class Cohort:
             self._like.dtype,
             self._longest,
             self.sides and Sides(self.sides.rows, *sides),
-            self._alike,
+            self._per_seed,
             self._noise_key,
         )
         other.compile = self.compile
@@ -176,7 +176,7 @@ class Cohort:
         if later is not None:
             assert self.sides is None
             self._drawn, later = 0, later.squeeze(-1).long()
-            later = later if self._alike == 1 else later[:: self._alike]
+            later = later if self._per_seed == 1 else later[:: self._per_seed]
         begin, end = self._drawn, self._drawn + steps
         outputs: list[Any] = []
         for start in range(begin, end, at_once):
@@ -209,8 +209,8 @@ class Cohort:
         assert self.sides is not None
         ids, _, _, key = self._distinct()
         rows, first, sizes = self.sides
-        if self._alike > 1:
-            first, sizes = first[:, :: self._alike], sizes[:, :: self._alike]
+        if self._per_seed > 1:
+            first, sizes = first[:, :: self._per_seed], sizes[:, :: self._per_seed]
         keys = torch.stack([subkey(key, k) for k in (0, 1)]).view(2, *key.shape[:1], 1, 1)
         places, w = draw(
             keys, todo, ids.expand_as(sizes), sizes, size, sampling, fill=True
@@ -280,7 +280,7 @@ class Cohort:
     def _distinct(self) -> list[Tensor]:
         """ids, first, sizes and key, of one replica of each seed."""
         inputs = [self.ids, self._first, self.sizes, self._key]
-        return inputs if self._alike == 1 else [v[:: self._alike] for v in inputs]
+        return inputs if self._per_seed == 1 else [v[:: self._per_seed] for v in inputs]
 
     def _numbers(self, rows: Tensor) -> Data:
         """The fields of which a sample has one number, such as labels, of these rows [T, ..., S, B]."""
@@ -290,7 +290,7 @@ class Cohort:
     def _gathered(
         self, rows: Tensor, w: Tensor, places: Tensor | None = None, known: Data | None = None
     ) -> Batch:
-        """The batch of these rows [..., S, B]. What replicas share is a view: fields [R/alike, alike, S, B, ...].
+        """The batch of these rows [..., S, B]. What replicas share is a view: fields [R/per_seed, per_seed, S, B, ...].
 
         Fields that are `known` are not looked up.
         """
@@ -302,11 +302,11 @@ class Cohort:
             )
             for k, v in taken.items()
         }
-        if self._alike == 1:
+        if self._per_seed == 1:
             return Batch(data, w, places)
 
         def shared(v: Tensor) -> Tensor:
-            return v.unsqueeze(1).expand(-1, self._alike, *v.shape[1:])
+            return v.unsqueeze(1).expand(-1, self._per_seed, *v.shape[1:])
 
         return Batch(
             {k: shared(v) for k, v in data.items()}, shared(w), None if places is None else shared(places)
@@ -317,10 +317,10 @@ class Cohort:
     def apply(self, function: Callable[..., Any], z: Tensor, batch: Batch, *more: Tensor) -> Any:
         """function(z, batch, *more) of each client, for z and more [S, k] or [1, k]: tensors [S, k]."""
         values = [self.each(v) for v in (z, *more)]
-        if self._alike > 1:  # as the batch is shared
-            values = [v.unflatten(0, (-1, self._alike)) for v in values]
+        if self._per_seed > 1:  # as the batch is shared
+            values = [v.unflatten(0, (-1, self._per_seed)) for v in values]
         out = function(values[0], batch, *values[1:])
-        if self._alike == 1:
+        if self._per_seed == 1:
             return out
         return tree_map(lambda v: v.flatten(0, 1), out)
 
@@ -386,14 +386,14 @@ class Cohort:
         if self.ids.ndim == 1 or self.ids.is_cuda or (self.ids != self.ids[0]).any():
             return self
         whole = copy.copy(self)
-        whole._alike = len(self.ids)
+        whole._per_seed = len(self.ids)
         return whole
 
     def full_mean(self, function: Callable[[Data], Tensor]) -> Tensor:
         """Mean over all local samples of a per-sample function, data -> [S, B]: [S, 1]."""
         parts = [(function(b.data) * b.w).sum(-1, keepdim=True) for b in self.everything()]
         mean = torch.stack(parts).sum(0)
-        return mean if self._alike == 1 else mean.flatten(0, 1)
+        return mean if self._per_seed == 1 else mean.flatten(0, 1)
 
     def full_loss(self, z: Tensor) -> Tensor:
         """Local objective f_i(z) over all local samples: [S, 1]."""

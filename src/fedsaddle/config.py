@@ -56,7 +56,6 @@ import copy
 import dataclasses
 import inspect
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -77,7 +76,7 @@ from fedsaddle.files import file_format, read_frame
 from fedsaddle.flat import FlatModel
 from fedsaddle.folder import new_folder
 from fedsaddle.frames import in_file
-from fedsaddle.keys import Tree, unknown_key
+from fedsaddle.keys import Tree, unknown_key, wrong_name
 from fedsaddle.kinds import OF_CLASSES
 from fedsaddle.networks import Networks
 from fedsaddle.overrides import read, with_paths
@@ -269,8 +268,8 @@ def resolve(tree: Mapping[str, Any], name: str = "run", rehearse: bool = True) -
             form = "[[transform]] tables" if section == "transform" else f"a table [{section}]"
             raise FedsaddleError(f"{section}: must be {form}, got {quoted(value)}")
     name = tree.get("name", name)
-    if not isinstance(name, str) or not re.fullmatch(r"[^\s./\\][^/\\\x00-\x1f]*", name):
-        raise FedsaddleError(f"name: must be text without slashes, to name a folder, got {quoted(name)}")
+    if wrong := wrong_name(name):
+        raise FedsaddleError(wrong)
     out: Tree = {"name": name}
     for section in _needed(tree):
         given = tree.get(section, {"name": "full"})
@@ -386,7 +385,7 @@ def _loaded(tree: Tree) -> Federation:
                 federation = Federation.from_files(part["files"], **options)
             else:
                 file, sep = Path(part["file"]), options.pop("sep")
-                table = _table(file, sep, options.pop("decimal"))
+                table = _table(file, sep, options.pop("decimal"), options.pop("encoding"))
                 with in_file(file, sep):
                     federation = Federation.from_frame(table, **options)
             federation = _held_out(federation, **split).scaled(scale)
@@ -465,7 +464,7 @@ def _held_out(federation: Federation, test: float | None, valid: float | None, s
     return federation
 
 
-def _table(file: Path, sep: str, decimal: str) -> Any:
+def _table(file: Path, sep: str, decimal: str, encoding: str) -> Any:
     if file.is_dir():
         raise FedsaddleError(
             f"data.file: {file} is a folder; name one table in it, or, if each of its files is a site, give data.files in "
@@ -479,7 +478,7 @@ def _table(file: Path, sep: str, decimal: str) -> Any:
         )
     if file_format(file) not in ("csv", "parquet"):
         raise FedsaddleError(f"data.file: must be a .csv or .parquet file, got {file.name}")
-    return read_frame(file, sep, decimal)
+    return read_frame(file, sep, decimal, encoding)
 
 
 def _model(tree: Tree, shape: tuple[int, ...], classes: Sequence[str]) -> nn.Module:

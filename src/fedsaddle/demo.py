@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from fedsaddle import models, partitions
+from fedsaddle import models, partitions, transforms
 from fedsaddle.algorithms import CODASCA, Algorithm, CODAPlus, FedAvg, LocalSGDA
 from fedsaddle.data import load
 from fedsaddle.errors import FedsaddleError, optional_import
@@ -85,7 +85,7 @@ def federation() -> Federation:
         digits.x, digits.y % 2, clients=parts, names=names, classes=("even", "odd")
     )
     sites = sites.holdout(0.3, seed=0).holdout(0.2, seed=0, into="valid")
-    return partitions.remove_positives(sites, 1 - KEPT_POSITIVES, seed=0)
+    return transforms.remove_positives(sites, 1 - KEPT_POSITIVES, seed=0)
 
 
 def train_one(method: Method, sites: Federation, seed: int, rounds: int, out: Path | None = None) -> Record:

@@ -72,10 +72,12 @@ class Found(NamedTuple):
     files: int
     sep: str
     decimal: str
+    encoding: str
     label: str
     guess: str  # said of the label, where it is one
     others: Sequence[str]  # what else may be the label, in words
     positive: Any
+    negatives: str  # what is said where several values are
     common: bool  # most rows are positive
     group: str | None  # the column of sites; None: a file each
     guessed: bool  # the group
@@ -83,6 +85,7 @@ class Found(NamedTuple):
     filled: dict[str, str]  # columns with gaps, and how they are filled
     texts: Sequence[str]  # columns of text that are features
     tails: dict[str, str]  # columns of numbers with long tails, and how long
+    tellers: dict[str, float]  # columns that tell positives from negatives alone, and their AUC
 
 
 def of_data_set(name: str, sites: int, positive: str, usual: str) -> Source:
@@ -121,7 +124,7 @@ def of_data_set(name: str, sites: int, positive: str, usual: str) -> Source:
 def of_table(path: Path, folder: Path, found: Found) -> Source:
     """A table as a config and a script have it, and what is said of it."""
     label, group, positive, sep, decimal = found.label, found.group, found.positive, found.sep, found.decimal
-    dropped, filled, tails = found.dropped, found.filled, found.tails
+    encoding, dropped, filled, tails = found.encoding, found.dropped, found.filled, found.tails
     place = _relative(path, folder)
     data: list[tuple[str, Any, str]] = [
         (
@@ -142,6 +145,8 @@ def of_table(path: Path, folder: Path, found: Found) -> Source:
         data.append(("sep", sep, "between columns"))
     if decimal != ".":
         data.append(("decimal", decimal, "of numbers such as 1,5"))
+    if encoding != "utf-8":
+        data.append(("encoding", encoding, "of text: Excel's own"))
     if filled:
         told = [f"{to_value(name)}: {how}" for name, how in filled.items()]
         data.append(("impute", "median", "\n".join(["of the training rows:", *told])))
@@ -155,23 +160,31 @@ def of_table(path: Path, folder: Path, found: Found) -> Source:
     data.append(("seed", 0, "which samples these are; train.seed below is that of training"))
     columns = {"label": label, "positive": positive} | ({"drop": list(dropped)} if dropped else {})
     columns |= {"impute": "median"} if filled else {}
-    between = ({"sep": sep} if sep != "," else {}) | ({"decimal": decimal} if decimal != "." else {})
+    between = {"sep": (sep, ","), "decimal": (decimal, "."), "encoding": (encoding, "utf-8")}
+    form = {key: value for key, (value, usual) in between.items() if value != usual}
     if group:
         read = "read_parquet" if file_format(path) == "parquet" else "read_csv"
-        python = f"frame = {_called_with(f'pd.{read}', [f'HERE / {_python(place)}'], between)}\n"
+        python = f"frame = {_called_with(f'pd.{read}', [f'HERE / {_python(place)}'], form)}\n"
         made = _called_with("fs.Federation.from_frame", ["frame"], {"group": group} | columns)
     else:
         python = ""
-        made = _called_with("fs.Federation.from_files", [f"str(HERE / {_python(place)})"], columns | between)
+        made = _called_with("fs.Federation.from_files", [f"str(HERE / {_python(place)})"], columns | form)
     python += f'federation = {made}\nfederation = federation.holdout(0.25).scaled("{scale}")'
     who = f"sites by {group!r}" if group else f"{found.files} files, each a site"
     who += " (a guess; --site COLUMN chooses)" if found.guessed else ""
     often = " (most rows have it)" if found.common else ""
     words = [f"{path}: {who}; predicts {label!r}{found.guess}, positive is {positive!r}{often}"]
+    words += [f"  {found.negatives}; correct or drop rows where that is not meant"] if found.negatives else []
     words += [f"  {line}" for line in found.others]
     words += [f"  numbers have a decimal {decimal!r}"] if decimal != "." else []
+    words += [f"  text is read as {encoding}, since it is not UTF-8"] if encoding != "utf-8" else []
     words += [f"  {name!r} is dropped: {why}" for name, why in dropped.items()]
     words += [f"  {name!r} is kept: {how}" for name, how in filled.items()]
+    words += [
+        f"  {name!r} alone separates {positive!r} from the rest (AUC {auc:.3f}): add it to drop if it is not known when the "
+        "model is used"
+        for name, auc in found.tellers.items()
+    ]
     words += [f'  {name!r} has a long tail, {how}: scale = "log"' for name, how in tails.items()]
     return Source(data, [], python, words, found.texts)
 

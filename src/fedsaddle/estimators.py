@@ -192,12 +192,12 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             self._refuse(
-                f"y has one class, {self.classes_[0]!r}; a classifier needs two: give rows of another"
+                f"y has one class, {self.classes_.tolist()[0]!r}; a classifier needs two: give rows of another"
             )
         if self._binary and len(self.classes_) > 2:
             self._refuse(
                 "Only binary classification is supported. The type of the target is multiclass. "
-                f"y has {len(self.classes_)} classes: make one of them positive, such as y == {self.classes_[-1]!r}"
+                f"y has {len(self.classes_)} classes: make one of them positive, such as y == {self.classes_.tolist()[-1]!r}"
             )
         if not 0 <= self.calibration_share < 1:
             self._refuse(f"calibration_share must be in [0, 1), got {self.calibration_share}")

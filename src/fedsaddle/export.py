@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from fedsaddle.errors import FedsaddleError, first_line, optional_import
 from fedsaddle.folder import read_result, write_whole
 from fedsaddle.frames import encoded
+from fedsaddle.ingest import check_finite
 from fedsaddle.progress import spinner
 from fedsaddle.scaling import Scaling
 from fedsaddle.train import Run
@@ -94,14 +95,16 @@ class RawModel(nn.Module):
     def rows(self, frame: Any) -> Tensor:
         """Rows of a DataFrame as the x that this model takes; text becomes columns of 0 and 1, as in training.
 
-        A missing number stays NaN where the model fills it in; else it is refused.
+        A missing number stays NaN where the model fills it in; else it is refused, as an infinite one is.
         """
         if not self.features:
             raise FedsaddleError(
                 "rows: the model was trained on columns without names; call it with a tensor of them"
             )
-        x = encoded(frame, self.features, gaps=self.fill is not None)
-        return torch.from_numpy(x).to(next(self.model.parameters()).dtype)
+        gaps = self.fill is not None
+        x = torch.from_numpy(encoded(frame, self.features, gaps)).to(next(self.model.parameters()).dtype)
+        check_finite(x, "x", self.features, gaps)
+        return x
 
 
 def load_model(folder: str | os.PathLike[str], model: nn.Module | None = None) -> RawModel:

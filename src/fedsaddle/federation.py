@@ -14,9 +14,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedsaddle import client_files, frames, ingest
-from fedsaddle.errors import FedsaddleError, short
-from fedsaddle.scaling import Filling, Scaling, exponential, logarithm, shift_and_width, warn_of_tails
+from fedsaddle import client_files, files, frames, ingest
+from fedsaddle.errors import FedsaddleError, short, warn
+from fedsaddle.scaling import (
+    Filling,
+    Scaling,
+    exponential,
+    logarithm,
+    shift_and_width,
+    unscaled,
+    warn_of_tails,
+)
 
 if TYPE_CHECKING:
     from fedsaddle.convexify import Tangent
@@ -348,7 +356,8 @@ class Federation:
 
         Args:
             x, y, fields: arrays as in `from_arrays`; `y` holds the training labels' values or class indices. Columns of a
-                frame are found by their names. x is taken as it is: attach it before `scaled`, which scales both.
+                frame are found by their names. x is taken as it is: attach it before `scaled`, which scales both, or give
+                `federation.scaling(x)`.
                 Missing values are filled in as in the training data.
             clients: group labels (client names) or a partition with N parts, which may be empty.
             positive: the label value (or values) that count as positive, as given for the training data.
@@ -387,6 +396,14 @@ class Federation:
                 values = self.scaling(values)
             data["x"] = torch.where(gaps, values.to(data["x"].dtype), data["x"])
             filling = filling if filling.gaps is None else filling._replace(gaps=gaps)
+        if self.scaling is not None and self.tangent is None and n:
+            odd = unscaled(data["x"], self.data["x"], self.scaling)
+            if odd.any():
+                warn(
+                    f"with_test: {into} x is taken as scaled already, but {self._column(odd)} is far from its training "
+                    "samples as it is, and near them once it is scaled; attach it before scaled(), or pass "
+                    "federation.scaling(x), x a tensor"
+                )
         part = Federation(
             data, _offsets(sizes), names, self.classes, self.feature_names, filling=filling,
             rows=torch.from_numpy(order),
@@ -504,6 +521,7 @@ class Federation:
         drop: Sequence[str] = (),
         sep: str = ",",
         decimal: Literal[".", ","] = ".",
+        encoding: files.Encoding = "utf-8",
         task: str | None = None,
         impute: Literal["none", "median", "mean"] = "none",
         dtype: torch.dtype = torch.float32,
@@ -520,12 +538,13 @@ class Federation:
             drop: columns of .csv and .parquet files that are not features.
             sep: the character between the columns of .csv files.
             decimal: the decimal mark of their numbers; `","` reads 1,5.
+            encoding: of their text; `"cp1252"` is Excel's own in western Europe.
             task: `"classification"` or `"regression"`; guessed from the label unless given.
             impute: of missing values, as in `from_frame`; the statistic is over all files.
             dtype: floating type of x.
         """
         x, y, parts, names, columns = client_files.read_files(
-            paths, label, drop, sep, impute != "none", decimal
+            paths, label, drop, sep, impute != "none", decimal, encoding
         )
         return cls.from_arrays(
             x, y, clients=parts, names=names, feature_names=columns, positive=positive, task=task, impute=impute,

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ MOST_EMPTY = 1000  # at most so many times the bytes that it is read from
 MAX_TWINS = 1000  # columns of one name
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 COMPRESSED = (".gz", ".bz2", ".xz")
+Encoding = Literal["utf-8", "cp1250", "cp1251", "cp1252"]  # of text; Excel's own are those of Windows
+ENCODINGS: tuple[str, ...] = get_args(Encoding)
 FORMATS = {".csv": "csv", ".parquet": "parquet", ".npz": "npz"} | dict.fromkeys(
     (".svm", ".libsvm", ".txt"), "libsvm"
 )
@@ -38,31 +40,53 @@ def file_format(file: Path) -> str:
     return FORMATS.get(inner.suffix.lower(), "libsvm" if packed else "")
 
 
-def read_frame(file: Path, sep: str = ",", decimal: str = ".") -> Any:
+def read_frame(file: Path, sep: str = ",", decimal: str = ".", encoding: str = "utf-8") -> Any:
     """A .csv or .parquet file as a DataFrame.
 
     Args:
         file: may be compressed, if it is .csv.
         sep: one character between the columns of a .csv file.
         decimal: the decimal mark of its numbers, "." or ",".
+        encoding: of its text, one of `ENCODINGS`.
     """
     kind = file_format(file)
     if len(sep) != 1:
         raise FedsaddleError(f"sep must be one character, got {sep!r}")
     if decimal not in (".", ","):
         raise FedsaddleError(f"decimal must be '.' or ',', got {decimal!r}")
+    if encoding not in ENCODINGS:
+        raise FedsaddleError(f"encoding must be one of {short(ENCODINGS)}, got {encoding!r}")
     pandas = optional_import("pandas", f"{kind} files")
     with reading(file, kind):
-        if kind == "csv":
-            names = pandas.read_csv(file, sep=sep, header=None, nrows=1, dtype=str).iloc[0].value_counts()
-            if len(names) and names.iloc[0] > MAX_TWINS:  # pandas would number them, in quadratic time
-                raise ValueError(f"{names.iloc[0]} columns are called {str(names.index[0])[:40]!r}")
-            frame = pandas.read_csv(file, sep=sep, decimal=decimal)
-        else:
-            frame = pandas.read_parquet(file)
+        frame = _csv(pandas, file, sep, decimal, encoding) if kind == "csv" else pandas.read_parquet(file)
     if len(frame) == 0:
         raise FedsaddleError(f"{file} has no rows: remove it from the federation")
     return frame
+
+
+def _csv(pandas: Any, file: Path, sep: str, decimal: str, encoding: str) -> Any:
+    try:
+        head = pandas.read_csv(file, sep=sep, header=None, nrows=1, dtype=str, encoding=encoding)
+        names = head.iloc[0].value_counts()
+        if len(names) and names.iloc[0] > MAX_TWINS:  # pandas would number them, in quadratic time
+            raise ValueError(f"{names.iloc[0]} columns are called {str(names.index[0])[:40]!r}")
+        return pandas.read_csv(file, sep=sep, decimal=decimal, encoding=encoding)
+    except UnicodeDecodeError as error:
+        line, byte = odd_byte(file, encoding) or (1, error.object[error.start])
+        remedy = 'set encoding = "cp1252" (Excel\'s own)' if encoding == "utf-8" else "correct encoding"
+        what = f"{file} is not {encoding.upper()} (byte 0x{byte:02x} in line {line})"
+        raise FedsaddleError(f"{what}: save it as 'CSV UTF-8', or {remedy}") from error
+
+
+def odd_byte(file: Path, encoding: str) -> tuple[int, int] | None:
+    """The line, from 1, and the value of the first byte of a .csv file that is none in an encoding; None: all are."""
+    with _opened(file, "rb") as stream:
+        for n, line in enumerate(stream, 1):
+            try:
+                line.decode(encoding)
+            except UnicodeDecodeError as error:
+                return n, line[error.start]
+    return None
 
 
 def read_npz(file: Path, *names: str) -> list[Array]:
@@ -168,11 +192,12 @@ def located(file: Path, sep: str = ",") -> Iterator[None]:
 
 def line_of(file: Path, row: int, sep: str = ",") -> int:
     """The line of a .csv file, from 1, where its row begins; blank lines are none, a quoted field may have several."""
-    readers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     left, line = row + 1, 1  # the header is a row as well
     usual = csv.field_size_limit(2**31 - 1)  # Windows takes no more; pandas has read fields of any length
     try:
-        with readers.get(file.suffix.lower(), open)(file, "rt", encoding="utf-8", newline="") as text:
+        with _opened(
+            file, "rt", encoding="utf-8", errors="replace", newline=""
+        ) as text:  # lines end alike in all
             records = csv.reader(text, delimiter=sep)
             for record in records:
                 blank = not any(field.strip() for field in record) and len(record) <= 1
@@ -182,6 +207,13 @@ def line_of(file: Path, row: int, sep: str = ",") -> int:
     finally:
         csv.field_size_limit(usual)
     return line
+
+
+def _opened(file: Path, mode: str, **options: Any) -> IO[Any]:
+    """A file that may be compressed."""
+    readers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    opened: IO[Any] = readers.get(file.suffix.lower(), open)(file, mode, **options)
+    return opened
 
 
 def check_bytes(what: str, wanted: int, there: int, more: str, remedy: str) -> None:

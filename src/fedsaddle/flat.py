@@ -83,6 +83,8 @@ class FlatModel:
         self.initial = torch.cat([(p if o is None else p.permute(o)).detach().reshape(-1) for p, o in lying])
         # where each of the module's numbers, in its own order, lies in the vector; None where they lie in that order
         self.places = torch.cat(list(self._places())) if any(turned) else None
+        if self.places is not None:  # groups of weights are those of the module
+            self._weights, self.weights_at = self.places[is_weight], None
         self._on_images = any(isinstance(layer, _ON_IMAGES) for layer in self._layers or ())
         kinds = [type(layer) for layer in self._layers or ()]
         rest = [layer for layer in self._layers or () if not isinstance(layer, nn.Flatten)]
@@ -108,7 +110,7 @@ class FlatModel:
         return self._dense is not None
 
     def weights(self, device: torch.device) -> Tensor:
-        """Where in the vector the parameters with two axes or more lie: weights, not biases."""
+        """Where in the vector the parameters with two axes or more lie, in the module's order: weights, not biases."""
         if self._weights.device != device:
             self._weights = self._weights.to(device)
         return self._weights

@@ -130,6 +130,9 @@ class Folder:
             )
         times = _seconds(self.path / SECONDS, rounds)
         (self.path / STOPPED).unlink(missing_ok=True)
+        entries = self._index()
+        if stay := [e for e in entries if e["round"] <= rounds]:  # the others follow rounds that are dropped
+            self._list(stay)
         write_whole(self.path / HISTORY, b"".join(lines))
         write_whole(
             self.path / SECONDS, b"".join(_line({"round": r, "seconds": s}) for r, s in enumerate(times))
@@ -157,8 +160,11 @@ class Folder:
         newest = entries[-_KEPT:]
         needed = {e.get("fallback") for e in newest}
         entries = [e for e in entries if e in newest or e["round"] in needed]
-        write_whole(folder / INDEX, json.dumps(entries, indent=1).encode() + b"\n")
+        self._list(entries)
         self._tidy()
+
+    def _list(self, entries: list[Record]) -> None:
+        write_whole(self.path / CHECKPOINTS / INDEX, json.dumps(entries, indent=1).encode() + b"\n")
 
     def _tidy(self) -> None:
         """Remove checkpoints that are not in the index, and what a crash has left half written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -78,6 +79,15 @@ def text_columns(frame: Any) -> list[Any]:
         return bool(types.is_numeric_dtype(kind))
 
     return [c for i, (c, kind) in enumerate(frame.dtypes.items()) if not is_number(i, kind)]
+
+
+def are_dates(values: Any) -> bool:
+    """Whether a column has dates, or most of its first texts are days: 2024-01-31, 31.01.2024 or 1/31/24."""
+    if values.dtype.kind in "mM":
+        return True
+    day = r"(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d\d(\d\d)?)(?!\d)"
+    found = [re.match(day, str(value)) is not None for value in values.dropna().head(20)]
+    return 2 * sum(found) > len(found)
 
 
 def numeric_frame(frame: Any) -> Array:

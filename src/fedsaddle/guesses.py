@@ -1,7 +1,7 @@
 """What tables may hold, as `fedsaddle new` proposes it: label, sites, positive value, what is no feature, what has a tail.
 
-Before that, what is between the columns, and whether numbers have decimal commas. Of columns, names count first, then
-values. What cannot be meant, such as a text among numbers, is refused with its row.
+Before that, how text is encoded, what is between the columns, and whether numbers have decimal commas. Of columns, names
+count first, then values. What cannot be meant, such as a text among numbers, is refused with its row.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from fedsaddle.errors import BadRow, FedsaddleError, first_line, short
-from fedsaddle.files import file_format, located, read_frame
-from fedsaddle.frames import MOST_VALUES, numeric_frame, text_columns
+from fedsaddle.files import file_format, located, odd_byte, read_frame, reading
+from fedsaddle.frames import MOST_VALUES, are_dates, numeric_frame, text_columns
 from fedsaddle.ingest import text_of
 
 _LABELS = (
@@ -37,30 +37,49 @@ _MOST_GAPS = 0.5  # of a column's rows: one with so many, or more, is dropped
 _MOST_STRAYS = 0.05  # of a column's values: with no more texts among them, they are meant to be numbers
 _FEW_VALUES = 20  # of a label, where its name says that it is one
 _FEW_STRAYS = 3  # values beside two others: with no more, in a tenth of the rarer's rows, two are meant
+_TELLS = 0.98  # of an AUC: a column that has it alone is said
+_FEW_OF_A_CLASS = 10  # rows; with fewer a column may have it by chance
 _MOST_ASKED = 20  # columns that a question names
 _MOST_TOLD = 4  # other columns with two values
 
 
-def separator(file: Path) -> str:
+def encoding(files: Sequence[Path]) -> str:
+    """UTF-8, or that of Excel in western Europe if a .csv file is no UTF-8."""
+    kinds: dict[str, Path] = {}
+    for file in files:
+        if file_format(file) == "csv":
+            with reading(file, "csv"):
+                kind = next((kind for kind in ("ascii", "utf-8") if odd_byte(file, kind) is None), "cp1252")
+            kinds.setdefault(kind, file)
+    if {"utf-8", "cp1252"} <= kinds.keys():
+        raise FedsaddleError(
+            f"{kinds['cp1252']} is not UTF-8, {kinds['utf-8'].name} is: save both as 'CSV UTF-8'"
+        )
+    return "cp1252" if "cp1252" in kinds else "utf-8"
+
+
+def separator(file: Path, encoding: str) -> str:
     """What stands between the columns of a .csv file: what gives its first line most columns."""
     if file_format(file) != "csv":
         return ","
     import pandas
 
     try:
-        lines = pandas.read_csv(file, sep="\0", header=None, nrows=1, dtype=str, quoting=csv.QUOTE_NONE)
+        lines = pandas.read_csv(
+            file, sep="\0", header=None, nrows=1, dtype=str, quoting=csv.QUOTE_NONE, encoding=encoding
+        )
         first = str(lines.iloc[0, 0])
     except Exception as error:  # pandas has its own zoo of exceptions
         raise FedsaddleError(f"{file} cannot be read as csv: {first_line(error)}") from error
     return max((",", ";", "\t", "|"), key=lambda sep: len(next(csv.reader([first], delimiter=sep))))
 
 
-def read(files: Sequence[Path], sep: str) -> tuple[str, list[Any], Any]:
+def read(files: Sequence[Path], sep: str, encoding: str) -> tuple[str, list[Any], Any]:
     """The decimal mark of the files' numbers, a table a file, and all rows together."""
     import pandas
 
     def tables(decimal: str) -> tuple[list[Any], Any]:
-        frames = [read_frame(file, sep, decimal) for file in files]
+        frames = [read_frame(file, sep, decimal, encoding) for file in files]
         for own in frames:
             own.columns = [str(c) for c in own.columns]
         return frames, frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
@@ -113,7 +132,7 @@ def labels(frame: Any) -> list[str]:
     sites = _called(two, _SITES)
 
     def rank(c: str) -> tuple[bool, bool, float]:
-        counts = _counts(frame[c])
+        counts = tally(frame[c])
         share = counts[str(positive(frame[c]))] / counts.total()
         return c in sites or bool(frame[c].isna().any()), c != frame.columns[-1], share
 
@@ -124,6 +143,20 @@ def labels(frame: Any) -> list[str]:
     return list(dict.fromkeys([*named, *sorted(two, key=rank)]))
 
 
+def no_label(frame: Any, labels: Sequence[str]) -> str:
+    """Why none of these is to be guessed: the name of a label has a column of one value; "" where that is not so."""
+
+    def named(names: Iterable[str]) -> list[str]:
+        return [c for c in _called(names, _LABELS) if not set(_words(c)) & set(_PAST)]
+
+    if named(labels):
+        return ""
+    for c in named(c for c in frame.columns if frame[c].nunique() == 1):
+        gaps = " and gaps" if frame[c].isna().any() else ""
+        return f"column {c!r} has one value, {next(iter(tally(frame[c])))!r}{gaps}, and no other has the name of a label"
+    return ""
+
+
 def others(frame: Any, labels: Sequence[str], used: Sequence[str]) -> list[str]:
     """What is said of columns that might have been the label."""
     two = [c for c in labels if c not in used and frame[c].nunique() == 2]
@@ -132,7 +165,7 @@ def others(frame: Any, labels: Sequence[str], used: Sequence[str]) -> list[str]:
     return said + [f"{c!r} has {values}" for c in texts if (values := beside(frame[c]))]
 
 
-def _counts(values: Any) -> Counter[str]:
+def tally(values: Any) -> Counter[str]:
     """How often each value is there."""
     counts: Counter[str] = Counter()
     for value, n in values.value_counts().items():
@@ -142,7 +175,7 @@ def _counts(values: Any) -> Counter[str]:
 
 def _strays(values: Any) -> Counter[str]:
     """Values in a few rows of a column that has two others."""
-    counts = _counts(values) if values.nunique() <= _FEW_VALUES else Counter()
+    counts = tally(values) if values.nunique() <= _FEW_VALUES else Counter()
     if not 2 < len(counts) <= 2 + _FEW_STRAYS:
         return Counter()
     usual = counts.most_common(2)
@@ -154,7 +187,7 @@ def beside(values: Any) -> str:
     """Two values and the few others in words: 0, 1 and in 1 row 'unknown'; nothing for other columns."""
     if not (strays := _strays(values)):
         return ""
-    usual, n = sorted(_counts(values) - strays), strays.total()
+    usual, n = sorted(tally(values) - strays), strays.total()
     return f"{', '.join(usual)} and in {n} row{'s' * (n > 1)} {short(strays)}"
 
 
@@ -187,7 +220,7 @@ def sites(frame: Any, label: str) -> list[str]:
 
 def positive(values: Any) -> str | None:
     """The value that says yes, else the rarer of two."""
-    counts = _counts(values)
+    counts = tally(values)
     if len(counts) != 2:
         return None
     said = [
@@ -215,11 +248,15 @@ def no_features(frame: Any, used: Sequence[str]) -> dict[str, str]:
         values, present = frame[name], frame[name].dropna()
         share = 1 - len(present) / len(values)
         if values.dtype.kind in "mM" or (
-            name in texts and values.nunique() > MOST_VALUES and _are_dates(values)
+            name in texts and values.nunique() > MOST_VALUES and are_dates(values)
         ):
             out[name] = "dates; make them numbers to use it, such as days since the first"
         elif share >= _MOST_GAPS:
             out[name] = f"{share:.0%} of its values are missing"
+        elif present.nunique() == 1 and (
+            name not in texts or share == 0
+        ):  # gaps in a text are a value of their own
+            out[name] = "one value in all rows" + (" that have one" if share else "")
         elif name in texts and present.nunique() == len(present):
             out[name] = "a text for each row"
         elif name in texts and values.nunique() > MOST_VALUES:
@@ -274,12 +311,48 @@ def tails(frame: Any) -> dict[str, str]:
     }
 
 
+def tellers(frame: Any, positive: Any) -> dict[str, float]:
+    """Columns that tell positives from negatives alone, as one written down afterwards does, and their AUC.
+
+    Args:
+        frame: features, with gaps perhaps.
+        positive: which rows are [n].
+    """
+    import torch
+
+    from fedsaddle.metrics import auc
+
+    yes = np.asarray(positive, dtype=bool)
+    if min(yes.sum(), (~yes).sum()) < _FEW_OF_A_CLASS:
+        return {}
+    half = np.empty(len(yes), dtype=bool)  # of either class
+    for side in (yes, ~yes):
+        half[side] = np.arange(side.sum()) % 2 == 0
+
+    def of(scores: Any, rows: Any) -> float:
+        return auc(torch.tensor(scores[rows]), torch.tensor(yes[rows]))
+
+    def of_means(values: Any) -> float:
+        """That of the share of positives among the other half's rows with this value."""
+        codes, texts = values.factorize(use_na_sentinel=False)
+        found = []
+        for rows in (half, ~half):
+            n, hits = (np.bincount(codes[~rows], w, len(texts)) for w in (None, yes[~rows]))
+            found.append(of(np.where(n > 0, hits / np.maximum(n, 1), yes.mean())[codes], rows))
+        return sum(found) / 2
+
+    out, texts = {}, set(text_columns(frame))
+    for name in frame.columns:
+        found = [of_means(frame[name])] if frame[name].nunique() <= MOST_VALUES else []
+        if name not in texts:
+            x = numeric_frame(frame[[name]])[:, 0]
+            ranked = of(np.where(np.isnan(x), np.nanmedian(x), x), slice(None))
+            found += [ranked, 1 - ranked]
+        if found and max(found) >= _TELLS:
+            out[name] = max(found)
+    return out
+
+
 def _are_whole(values: Any) -> bool:
     """Whether a column has whole numbers; pandas reads them as fractions where there are gaps."""
     return values.dtype.kind in "iu" or (values.dtype.kind == "f" and bool((values % 1 == 0).all()))
-
-
-def _are_dates(values: Any) -> bool:
-    """Whether the first texts of a column are days, such as 2024-01-31, 31.01.2024 or 1/31/24."""
-    first = [str(v) for v in values.dropna().head(20)]
-    return all(re.match(r"(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d\d(\d\d)?)\b", v) for v in first)

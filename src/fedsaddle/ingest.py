@@ -18,6 +18,7 @@ Array = npt.NDArray[Any]
 IntArray = npt.NDArray[np.int64]
 
 MOST_NEGATIVES = 4  # values named that count as negative
+NEGATIVE = "count as negative"
 REGRESSION_LEVELS = 20  # float labels with more distinct fractions than this are a regression target
 UNLABELLED = "drop rows without a label, or label them"
 UNOWNED = "drop rows without a client, or name it"
@@ -178,7 +179,11 @@ def encode(
     if positive is not None:
         found = binary(texts, codes, positive, name)
         if name != "y":  # a column, whose values nobody may have looked at
-            _say_negatives(name, texts, codes, positive)
+            counts = dict(zip(texts, np.bincount(codes).tolist(), strict=True))
+            if said := negatives(counts, positive):
+                warn(
+                    f"{name}: {said}; if that is not meant, correct or drop these rows, or list more values in positive"
+                )
         return found
     if classes is None:
         return torch.from_numpy(codes), texts
@@ -214,20 +219,20 @@ def positives(positive: Any, texts: Sequence[str]) -> dict[str, Any]:
     return {text_of(bool(v) if boolean and not isinstance(v, str) else v): v for v in wanted}
 
 
-def _say_negatives(name: str, texts: tuple[str, ...], codes: IntArray, positive: Any) -> None:
-    """Warn where several values are negative: one may be a slip of the pen."""
-    counts, yes = dict(zip(texts, np.bincount(codes).tolist(), strict=True)), positives(positive, texts)
-    rest = sorted((text for text in texts if text not in yes), key=lambda text: -counts[text])
-    if len(rest) < 2:
-        return
-    said = [f"{text!r} ({counts[text]}{' rows' * (i == 0)})" for i, text in enumerate(rest)]
-    if len(said) > MOST_NEGATIVES:
-        others = sum(counts[text] for text in rest[MOST_NEGATIVES:])
-        said = [*said[:MOST_NEGATIVES], f"{len(rest) - MOST_NEGATIVES} others ({others})"]
-    warn(
-        f"{name}: {', '.join(said[:-1])} and {said[-1]} count as negative; if that is not meant, correct or drop "
-        "these rows, or list more values in positive"
-    )
+def counted(counts: Mapping[str, int], most: int) -> str:
+    """Values and their rows in words, at most so many, the most frequent first."""
+    ranked = sorted(counts, key=lambda text: -counts[text])
+    said = [f"{text!r} ({counts[text]}{' rows' * (i == 0)})" for i, text in enumerate(ranked)]
+    if len(said) > most:
+        said = [*said[:most], f"{len(said) - most} others ({sum(counts[text] for text in ranked[most:])})"]
+    return " and ".join(part for part in (", ".join(said[:-1]), said[-1]) if part)
+
+
+def negatives(counts: Mapping[str, int], positive: Any) -> str:
+    """What to say where several values are negative, of which one may be a slip of the pen; "" where one is."""
+    yes = positives(positive, list(counts))
+    rest = {text: n for text, n in counts.items() if text not in yes}
+    return "" if len(rest) < 2 else f"{counted(rest, MOST_NEGATIVES)} {NEGATIVE}"
 
 
 def binary(

@@ -78,6 +78,9 @@ class Journal:
             return False
         return "diverged" in entry["metrics"] or entry.get("curves", {}).keys() >= set(self.curves)
 
+    def __len__(self) -> int:
+        return len(self._done)
+
     def __getitem__(self, config: Config) -> Entry:
         return self._done[key_of(config)]
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
@@ -100,6 +101,13 @@ def checked(
         if value is not None:
             out[name] = list(value) if isinstance(value, tuple) else value
     return out
+
+
+def wrong_name(name: Any) -> str | None:
+    """What is wrong with the name of a run or a site, in words; None where it can name a folder."""
+    if isinstance(name, str) and re.fullmatch(r"[^\s./\\][^/\\\x00-\x1f]*", name):
+        return None
+    return f"name: must be text without slashes, to name a folder, got {quoted(name)}"
 
 
 # ------------------------------------------------------------------------------------------------ in words

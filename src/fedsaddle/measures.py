@@ -28,9 +28,9 @@ MEASURES: dict[str, Measure] = {  # in the order in which they are shown
     "auc": Measure("AUC, test", "Test AUC"),
     "valid_auc": Measure("AUC, validation", "Validation AUC"),
     "train_auc": Measure("AUC, training", "Training AUC"),
-    "auc_bound": Measure("AUC, test: off by at most", "Test AUC: off by at most", Of.monitor),
-    "valid_auc_bound": Measure("AUC, validation: off by at most", "Validation AUC: off by at most", Of.monitor),
-    "train_auc_bound": Measure("AUC, training: off by at most", "Training AUC: off by at most", Of.monitor),
+    "auc_bound": Measure("AUC, test: binning error, at most", "Test AUC: binning error", Of.monitor),
+    "valid_auc_bound": Measure("AUC, validation: binning error, at most", "Validation AUC: binning error", Of.monitor),
+    "train_auc_bound": Measure("AUC, training: binning error, at most", "Training AUC: binning error", Of.monitor),
     "auc_clients": Measure("AUC, mean over clients", "AUC, mean over clients"),
     "auc_worst20": Measure("AUC, worst 20 % of clients", "AUC, worst 20 % of clients"),
     "auc_best20": Measure("AUC, best 20 % of clients", "AUC, best 20 % of clients"),
@@ -86,6 +86,8 @@ MEASURES: dict[str, Measure] = {  # in the order in which they are shown
 MAIN = (
     "auc", "train_auc", "accuracy", "train_accuracy", "precision", "train_precision", "distance", "field_norm", "loss",
 )  # fmt: skip
+# what training lowers, of which a run has one, or none, and what sentences call it
+LOWERED = {"loss": "training loss", "pair_loss": "training loss of pairs", "phi": "objective phi"}
 _PARTS = {"valid_": "validation", "train_": "training"}
 
 

@@ -60,7 +60,22 @@ def auc_interval(scores: Tensor, positive: Tensor) -> Interval | None:
     classes do not overlap, and where all scores are equal or one is NaN.
     """
     scores = torch.atleast_2d(scores).double()
-    value, error = _delong(scores, positive, [1 / len(scores)] * len(scores))
+    return _on_logits(*_delong(scores, positive, [1 / len(scores)] * len(scores)))
+
+
+def auc_interval_of_counts(negative: Tensor, positive: Tensor) -> Interval | None:
+    """`auc_interval` where only counts are known: how many samples of a class have each of k rising scores [k]."""
+    low, high = negative.double(), positive.double()
+    n, p = low.sum(), high.sum()
+    below = (low.cumsum(0) - low / 2) / n  # V_10 of the paper
+    above = (high.flip(0).cumsum(0).flip(0) - high / 2) / p  # V_01
+    value = high @ below / p
+    variance = high @ (below - value) ** 2 / (p - 1) / p + low @ (above - value) ** 2 / (n - 1) / n
+    return _on_logits(value.item(), variance.sqrt().item()) if min(n, p) > 1 else None
+
+
+def _on_logits(value: float, error: float) -> Interval | None:
+    """An AUC with its interval, from its standard error."""
     if not 0.0 < value < 1.0 or not error > 0.0:
         return None
     at, width = math.log(value / (1 - value)), _QUANTILE * error / (value * (1 - value))

@@ -12,12 +12,13 @@ import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsaddle import guesses
-from fedsaddle.client_files import expand
+from fedsaddle.client_files import expand, same_columns
 from fedsaddle.config import resolve
 from fedsaddle.data import DATASETS
 from fedsaddle.drafts import (
@@ -36,12 +37,13 @@ from fedsaddle.drafts import (
 from fedsaddle.errors import FedsaddleError, did_you_mean, short, similar_file
 from fedsaddle.files import file_format, located
 from fedsaddle.frames import MISSING, no_column, text_columns
-from fedsaddle.ingest import check_present, column, levels
+from fedsaddle.ingest import NEGATIVE, check_present, column, counted, levels, negatives
 from fedsaddle.overrides import anchor
 from fedsaddle.parse import from_toml
 from fedsaddle.progress import spinner
 
 BUNDLED = tuple(name for name, info in DATASETS.items() if info.bundled and info.classes)
+MOST_COUNTED = 5  # values of a label
 _TRIED = 10  # rounds, to find a step size
 
 
@@ -206,7 +208,8 @@ def _rehearsed(text: str, folder: Path, name: str) -> Any:
         if key in tree["data"]:  # "folder/../file" is not there while the folder is not
             tree["data"][key] = os.path.normpath(tree["data"][key])
     config = resolve(tree, name)
-    with spinner("building the federation"):
+    with spinner("building the federation"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f".*{NEGATIVE}")  # as the draft says
         setup = config.build()
     config.start(setup, progress=False)  # checks the algorithm against the data, computes nothing
     return setup
@@ -241,21 +244,24 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
         raise FedsaddleError("new: --sites has no use, the data have sites of their own; leave it out")
     single = path.is_file()
     files = [path] if single else expand(path)
-    sep = guesses.separator(files[0])
+    encoding = guesses.encoding(files)
+    sep = guesses.separator(files[0], encoding)
     with spinner(f"reading {path}"):
-        decimal, frames, frame = guesses.read(files, sep)
+        decimal, frames, frame = guesses.read(files, sep, encoding)
+    same_columns(files, [list(own.columns) for own in frames])
     names = list(frame.columns)
     labels = guesses.labels(frame)
+    why = guesses.no_label(frame, labels)
+    proposed = None if why else next(iter(labels), None)
     label = ask(
-        "--label", f"Which column is predicted ({guesses.choice(names, labels)})", wanted.label, next(iter(labels), None),
-        _column("--label", path, names), f"no column of {path} has two values",
+        "--label", f"Which column is predicted ({guesses.choice(names, labels)})", wanted.label, proposed,
+        _column("--label", path, names), why or f"no column of {path} has two values",
     )  # fmt: skip
     guess = " (a guess; --label COLUMN chooses)" if wanted.label is None and not ask.terminal else ""
     for file, own in zip(files, frames, strict=True):
-        if label not in own.columns:
-            raise FedsaddleError(no_column(file.name, label, own.columns))
         with located(file, sep):
-            check_present(column(own[label], label), label, "drop that row, or choose another column")
+            remedy = "drop that row, or choose another column"
+            check_present(column(own[label], label), f"label {label!r}{guess}", remedy)
     values = levels(column(frame[label], label), label, "")[0]
     if len(values) < 2:
         raise FedsaddleError(f"new: column {label!r} has one value, {values[0]}; choose another --label")
@@ -265,7 +271,7 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
     positive = ask(
         "--positive", f"Which value of {label} is positive ({f'it has {beside}' if beside else short(values)})",
         wanted.positive, guesses.positive(frame[label]), _one_of("--positive", values),
-        f"column {label!r}{guess} has {len(values)} values",
+        f"column {label!r}{guess} has {len(values)} values, {counted(guesses.tally(frame[label]), MOST_COUNTED)}",
     )  # fmt: skip
     group = None
     if single:
@@ -299,6 +305,7 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
         files=len(files),
         sep=sep,
         decimal=decimal,
+        encoding=encoding,
         label=label,
         guess=guess,
         others=guesses.others(frame, labels, used) if guess else [],
@@ -310,6 +317,8 @@ def _table(path: Path, folder: Path, wanted: Wanted, ask: Ask) -> Source:
         filled=filled,
         texts=kept,
         tails=tails,
+        negatives=negatives(guesses.tally(frame[label]), stored),
+        tellers=guesses.tellers(left, frame[label] == stored),
     )
     return of_table(path, folder, found)
 

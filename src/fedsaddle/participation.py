@@ -38,6 +38,7 @@ Mask = NDArray[np.bool_]
 Shares = NDArray[np.float64]
 
 _ASKED, _FAILED, _SHUFFLED, _AVAILABLE = 0x70A1, 0x70A2, 0x70A3, 0x70A4
+_FEWEST_DRAWS, _MOST_DRAWS, _MOST_NUMBERS = 50, 5_000, 10_000_000  # to average over
 
 
 def _rng(tag: int, seed: int, round: int = 0, draw: int = 0) -> np.random.Generator:
@@ -54,7 +55,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Participation(ABC):
-    """Base of the schemes. A new one writes `ask`, and `validate` if it has more to check.
+    """Base of the schemes. A new one writes `ask`, `validate` if it has more to check, and `shares` where they are known.
 
     failure: probability in [0, 1) that a client that was asked does not answer, independently of all else.
     """
@@ -84,12 +85,21 @@ class Participation(ABC):
     def shares(self, n: int, seed: int, weights: Shares | None = None) -> Shares | None:
         """What the n clients weigh in a round's mean, on the average of many rounds: [n], sum 1; None where it is not known.
 
-        Here for schemes in which all clients come alike: 1/n, or with `weights` [n] the average of many draws. Who weighs
-        much then weighs less than in proportion, since the mean of the rounds without that client is of the others alone.
+        As here; a scheme in which all clients come alike may return `self.alike(n, weights)`.
+
+        Args:
+            weights: how the clients count in a mean [n]; None: all equally.
+        """
+        return None
+
+    def alike(self, n: int, weights: Shares | None, draws: int = _MOST_DRAWS) -> Shares:
+        """The shares where all clients come alike: 1/n, or with weights the average of so many draws.
+
+        Who weighs much then weighs less than in proportion: the mean of the rounds without that client is of the others.
         """
         if weights is None or (weights == weights[0]).all():
             return np.full(n, 1 / n)
-        return _averaged(self, n, weights.tobytes()).copy()
+        return _averaged(self, n, weights.tobytes(), draws).copy()
 
     def draw(self, n: int, seed: int, round: int, draw: int = 0) -> Draw:
         """Who of the n clients takes part in a round; `draw` numbers independent draws within the round."""
@@ -125,9 +135,7 @@ class Full(Participation):
     """Every client, every round."""
 
     def shares(self, n: int, seed: int, weights: Shares | None = None) -> Shares | None:
-        return (
-            super().shares(n, seed, weights) if weights is None or self.failure else weights / weights.sum()
-        )
+        return self.alike(n, weights) if weights is None or self.failure else weights / weights.sum()
 
     def ask(self, n: int, seed: int, round: int, draw: int) -> Ids:
         return np.arange(n, dtype=np.int64)
@@ -143,10 +151,13 @@ class Uniform(Participation):
     m: int
     replacement: bool = False
 
-    def shares(self, n: int, seed: int, weights: Shares | None = None) -> Shares | None:
-        if self.m == n and not self.replacement:
-            return Full(failure=self.failure).shares(n, seed, weights)
-        return super().shares(n, seed, weights if self.m > 1 else None)  # who is alone is the mean
+    def shares(self, n: int, seed: int, weights: Shares | None = None) -> Shares:
+        return self.alike(n, weights)
+
+    def alike(self, n: int, weights: Shares | None, draws: int = _MOST_DRAWS) -> Shares:
+        if self.m == n and not self.replacement and not self.failure and weights is not None:
+            return np.asarray(weights / weights.sum())
+        return super().alike(n, weights if self.m > 1 else None, draws)  # who is alone is the mean
 
     def validate(self, n: int) -> None:
         super().validate(n)
@@ -181,7 +192,7 @@ class Independent(Participation):
             raise self._error(f"p must be one number or one for each of the {n} clients", self._p.size)
 
     def shares(self, n: int, seed: int, weights: Shares | None = None) -> Shares | None:
-        return super().shares(n, seed, weights) if (self._p == self._p.flat[0]).all() else None
+        return self.alike(n, weights) if (self._p == self._p.flat[0]).all() else None
 
     def ask(self, n: int, seed: int, round: int, draw: int) -> Ids:
         return np.flatnonzero(_rng(_ASKED, seed, round, draw).random(n) < self._p)
@@ -250,14 +261,8 @@ class Cyclic(Participation):
 
         Visits in which nobody answers do not count.
         """
-        everyone, q = Cyclic(self.groups, shuffle=self.shuffle), np.empty(n)
-        for g in range(self.period):
-            members = everyone.ask(n, seed, g, 0)
-            visit = Uniform(self.m or len(members), failure=self.failure)
-            own = visit.shares(len(members), seed, None if weights is None else weights[members])
-            assert own is not None
-            q[members] = own * (1 - self.failure**visit.m)
-        return np.asarray(q / q.sum())
+        by = None if weights is None else weights.tobytes()
+        return _of_groups(self, n, seed if self.shuffle else 0, by).copy()
 
     def ask(self, n: int, seed: int, round: int, draw: int) -> Ids:
         if isinstance(self.groups, int):
@@ -310,6 +315,9 @@ class Markov(Participation):
             return on
         return on[_choose(_rng(_ASKED, seed, round, draw), len(on), self.m)]
 
+    def shares(self, n: int, seed: int, weights: Shares | None = None) -> Shares:
+        return self.alike(n, weights)
+
 
 @dataclass(frozen=True)
 class Trace(Participation):
@@ -335,9 +343,6 @@ class Trace(Participation):
         super().validate(n)
         for round, ids in enumerate(self._schedule):
             self._check_ids(ids, n, f"round {round}")
-
-    def shares(self, n: int, seed: int, weights: Shares | None = None) -> None:
-        return None  # those who recorded it know what it is a sample of
 
     def ask(self, n: int, seed: int, round: int, draw: int) -> Ids:
         recorded = len(self._schedule)
@@ -375,15 +380,26 @@ def calendar(scheme: Participation, n: int, seed: int, rounds: int) -> Mask:
     return taking_part
 
 
-_MOST_DRAWS, _MOST_NUMBERS = 5_000, 10_000_000
+@lru_cache(maxsize=64)
+def _averaged(scheme: Participation, n: int, weights: bytes, draws: int) -> Shares:
+    return _average(scheme, n, np.frombuffer(weights), draws)
 
 
 @lru_cache(maxsize=64)
-def _averaged(scheme: Participation, n: int, weights: bytes) -> Shares:
-    return _average(scheme, n, np.frombuffer(weights))
+def _of_groups(scheme: Cyclic, n: int, seed: int, weights: bytes | None) -> Shares:
+    """The shares under cyclic groups, whose visits have the draws of one scheme among them, so that many cost no more."""
+    everyone, q = Cyclic(scheme.groups, shuffle=scheme.shuffle), np.empty(n)
+    w = None if weights is None else np.frombuffer(weights)
+    draws = max(_FEWEST_DRAWS, _MOST_DRAWS // scheme.period)
+    for g in range(scheme.period):
+        members = everyone.ask(n, seed, g, 0)
+        visit = Uniform(scheme.m or len(members), failure=scheme.failure)
+        own = visit.alike(len(members), None if w is None else w[members], draws)
+        q[members] = own * (1 - scheme.failure**visit.m)
+    return np.asarray(q / q.sum())
 
 
-def _average(scheme: Participation, n: int, w: Shares) -> Shares:
+def _average(scheme: Participation, n: int, w: Shares, draws: int) -> Shares:
     """What clients of these weights w weigh in the mean of a round, where any set of k is as likely as another.
 
     Client i is in a share k/n of the rounds, as w_i / (w_i + W), where those who weigh W are any k - 1 of the rest (drawn
@@ -391,7 +407,7 @@ def _average(scheme: Participation, n: int, w: Shares) -> Shares:
     """
     q, rng = np.zeros(n), np.random.default_rng(0)
     again = isinstance(scheme, Uniform) and scheme.replacement
-    for round in range(max(50, min(_MOST_DRAWS, _MOST_NUMBERS // n))):
+    for round in range(max(_FEWEST_DRAWS, min(draws, _MOST_NUMBERS // n))):
         ids, counts, answered = scheme.draw(n, 0, round)
         here = np.repeat(ids, counts * answered)
         if len(here):

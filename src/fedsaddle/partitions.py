@@ -1,4 +1,4 @@
-"""How a data set is split over clients: row indices from labels, and changes to a federation's training data.
+"""How a data set is split over clients: row indices from labels.
 
 A partition is `name(labels, clients, *, ..., seed=0)` and returns one sorted array of row indices a
 client. It depends on its arguments only, gives no row twice, leaves no client empty and, unless its
@@ -7,7 +7,6 @@ docstring says what it drops, loses no row.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,10 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedsaddle.errors import FedsaddleError, nearest_or_all
-from fedsaddle.federation import Federation
 from fedsaddle.ingest import levels
 
 Array = npt.NDArray[Any]
@@ -49,7 +46,7 @@ def sorted_share(
         random_share: part of the rows dealt at random, in [0, 1].
     """
     codes = _labels("sorted_share", labels, clients)
-    _in_range("sorted_share", "random_share", random_share, 0, 1)
+    in_range("sorted_share", "random_share", random_share, 0, 1)
     shuffled = np.random.default_rng(seed).permutation(len(codes))
     cut = round(random_share * len(codes))
     rest = np.sort(shuffled[cut:])
@@ -350,77 +347,6 @@ def matching(
     return _by_owner(owner, len(parts))
 
 
-# ------------------------------------------------------------------------------------------- transforms
-
-
-def remove_positives(federation: Federation, share: float, seed: int = 0) -> Federation:
-    """Drop a share of all training positives, drawn at random over all clients (CyCp).
-
-    Of P positives int((1 - share) * P) stay. A client that has positives only keeps at least one of them.
-
-    Args:
-        share: part of the positives that is dropped, in [0, 1).
-    """
-    y = _binary_y("remove_positives", federation)
-    _in_range("remove_positives", "share", share, 0, 1, open_above=True)
-    rng, owner = np.random.default_rng(seed), federation.owners.numpy()
-    has_negative = np.bincount(owner, y == 0, minlength=federation.n_clients) > 0
-    positives = rng.permutation(np.flatnonzero(y == 1))
-    _, first = np.unique(owner[positives], return_index=True)  # one positive of each client, at random
-    last = np.isin(np.arange(len(positives)), first) & ~has_negative[owner[positives]]
-    removable = positives[~last]
-    keep = np.ones(len(y), dtype=bool)
-    keep[removable[: len(positives) - int((1 - share) * len(positives) + 1e-9)]] = False
-    return federation.keep(keep)
-
-
-def flip_labels(federation: Federation, share: float, seed: int = 0, of: str = "positive") -> Federation:
-    """Turn a share of the training labels into the other class: label noise (CyCp).
-
-    Args:
-        share: part of the labels that is flipped, in [0, 1].
-        of: `"positive"` (to negative), `"negative"` (to positive) or `"all"` (that share of both).
-    """
-    y = _binary_y("flip_labels", federation)
-    _in_range("flip_labels", "share", share, 0, 1)
-    classes = {"positive": (1,), "negative": (0,), "all": (0, 1)}
-    if of not in classes:
-        raise unknown("flip_labels: of", of, classes)
-    rng, flipped = np.random.default_rng(seed), y.copy()
-    for k in classes[of]:
-        rows = rng.permutation(np.flatnonzero(y == k))
-        flipped[rows[: int(share * len(rows) + 0.5)]] = 1 - k
-    new = torch.from_numpy(flipped).to(federation.data["y"].device)
-    return dataclasses.replace(federation, data={**federation.data, "y": new})
-
-
-def thin_clients(
-    federation: Federation, clients: float = 0.3, lose: float = 0.7, seed: int = 0
-) -> Federation:
-    """Let some clients lose most of their training samples (SCAFF-PD); every client keeps at least one.
-
-    Args:
-        clients: part of the clients, drawn at random, in [0, 1].
-        lose: part of its samples that such a client loses, drawn at random, in [0, 1].
-    """
-    _in_range("thin_clients", "clients", clients, 0, 1)
-    _in_range("thin_clients", "lose", lose, 0, 1)
-    rng, n_clients, sizes = np.random.default_rng(seed), federation.n_clients, federation.sizes.numpy()
-    hit = np.zeros(n_clients, dtype=bool)
-    hit[rng.permutation(n_clients)[: int(clients * n_clients + 0.5)]] = True
-    stay = np.where(hit, np.maximum(sizes - np.floor(lose * sizes + 0.5), np.minimum(sizes, 1)), sizes)
-    owner = federation.owners.numpy()
-    shuffled = np.lexsort((rng.random(len(owner)), owner))
-    keep = np.zeros(len(owner), dtype=bool)
-    keep[shuffled] = np.arange(len(owner)) - federation.offsets.numpy()[owner] < stay[owner]
-    return federation.keep(keep)
-
-
-TRANSFORMS: dict[str, Callable[..., Federation]] = {  # of the training data, not of test sets
-    change.__name__: change for change in (remove_positives, flip_labels, thin_clients)
-}
-
-
 # ---------------------------------------------------------------------------------------------- helpers
 
 
@@ -458,21 +384,12 @@ def _labels(name: str, labels: npt.ArrayLike, clients: int) -> IntArray:
     return codes.astype(np.int64)
 
 
-def _in_range(
-    name: str, option: str, value: float, low: float, high: float, open_above: bool = False
-) -> None:
+def in_range(name: str, option: str, value: float, low: float, high: float, open_above: bool = False) -> None:
+    """Refuse an option that is not in [low, high], or in [low, high)."""
     if not (low <= value < high or (value == high and not open_above)):
         raise FedsaddleError(
             f"{name}: {option} must be in [{low}, {high}{')' if open_above else ']'}, got {value}"
         )
-
-
-def _binary_y(name: str, federation: Federation) -> IntArray:
-    if len(federation.classes) != 2:
-        got = "regression" if federation.is_regression else f"{len(federation.classes)} classes"
-        raise FedsaddleError(f"{name} needs two classes, got {got}: build the federation with positive=")
-    y: IntArray = federation.data["y"].cpu().numpy()
-    return y
 
 
 def _deal(rows: Array, n: int, clients: int) -> IntArray:

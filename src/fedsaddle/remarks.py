@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fedsaddle.kinds import OF_CLASSES
-from fedsaddle.measures import Of, in_words, names
+from fedsaddle.measures import LOWERED, Of, in_words, names
 
 _NAMED = 5  # clients in a sentence
 _FEW = 10  # samples of a class; with fewer an AUC says little
+_PERFECT, _ENOUGH = 0.999, 20  # an AUC, and test positives; such an AUC on as many is said
 _SWING = 0.03  # of an AUC or accuracy from one late evaluation to another; more is said
 _RISE = 0.01
 # how often what it began with tells that a run has gone astray; fields of nonconvex problems grow on their way, too
@@ -30,7 +31,13 @@ class Remark(str):
 
 def remarks(result: dict[str, Any]) -> list[Remark]:
     """Of a result.json, whose keys of later versions may be missing."""
-    said = [*of_training(result), *_of_chance(result), *_of_clients(result), *_of_accuracy(result)]
+    said = [
+        *of_training(result),
+        *_of_chance(result),
+        *_of_leaks(result),
+        *_of_clients(result),
+        *_of_accuracy(result),
+    ]
     return [text if isinstance(text, Remark) else Remark(text) for text in said]
 
 
@@ -45,11 +52,7 @@ def of_training(result: dict[str, Any]) -> list[str]:
 
 def grown(result: dict[str, Any]) -> list[str]:
     """Whether what training lowers is higher than before it, as after steps too large; also of a journal's entry."""
-    for key, words in (
-        ("loss", "training loss"),
-        ("pair_loss", "training loss of pairs"),
-        ("phi", "objective phi"),
-    ):
+    for key, words in LOWERED.items():
         first = result.get(f"{key}_at_start")
         if first is None or key not in result["metrics"]:
             continue
@@ -118,6 +121,18 @@ def _of_chance(result: dict[str, Any]) -> list[str]:
         return []
     interval = f"The interval of the test AUC, {low:.3f} to {high:.3f}, contains 0.5"
     return [f"{interval}: the model may rank no better than chance."]
+
+
+def _of_leaks(result: dict[str, Any]) -> list[str]:
+    """Whether the test AUC is too good: a column may know the label."""
+    counts, auc = result.get("test_class_counts"), result["metrics"].get("auc")
+    if not counts or len(counts[0]) < 2 or auc is None or auc < _PERFECT:
+        return []
+    positive = result["config"]["problem"].get("positive", 1)
+    if sum(row[positive] for row in counts) < _ENOUGH:
+        return []
+    why = "a column that knows the label, such as a code that is written down afterwards"
+    return [f"A test AUC of {auc:.4f} most often comes from {why}: look for it, and drop it."]
 
 
 def _of_clients(result: dict[str, Any]) -> list[str]:

@@ -59,7 +59,7 @@ def stackable(runs: Sequence[Run]) -> str | None:
             return "algorithms differ"
         for f in fields(run.algorithm):
             a, b = getattr(run.algorithm, f.name), getattr(first.algorithm, f.name)
-            real = isinstance(a, float) and isinstance(b, float) and f.name not in run.algorithm.shaping
+            real = all(run.algorithm.is_real(f.name, value) for value in (a, b))
             if a != b and not real:
                 return f"algorithm.{f.name} differs, which decides shapes or branches"
             for special in (0.0, run.algorithm.branching.get(f.name, 0.0)):
@@ -134,9 +134,9 @@ def stack(things: Sequence[T], names: Iterable[str], like: Tensor, always: Itera
 
 def _in_formulas(algorithm: Algorithm) -> list[str]:
     """The hyper-parameters that decide neither shapes nor branches."""
-    named = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name not in algorithm.shaping}
-    branching = algorithm.branching
-    return [k for k, v in named.items() if isinstance(v, float) and v not in (0.0, branching.get(k, 0.0))]
+    named = {f.name: getattr(algorithm, f.name) for f in fields(algorithm)}
+    real = {k: v for k, v in named.items() if algorithm.is_real(k, v)}
+    return [k for k, v in real.items() if v not in (0.0, algorithm.branching.get(k, 0.0))]
 
 
 def run_together(runs: Sequence[Run], tick: Tick = lambda n: None) -> None:

@@ -38,6 +38,7 @@ Folder = str | os.PathLike[str]
 NOTES = {
     "auc": "all test samples pooled",
     "train_auc": "all training samples pooled; there is no test data",
+    "auc_bound": "at most, of the estimate from the sites' counts of scores; other test samples change more",
     "single_class_clients": "their AUC is undefined, so they are counted here instead",
     "auc_std": "standard deviation",
     "accuracy_std": "standard deviation",

@@ -13,6 +13,7 @@ An experiment with variants, such as data sets, lists them in OPTIONS = {"data":
 take them by name, and obtained/ has a folder for each variant that was run. One that tunes in turn has STEPS in place of
 cells: functions (rows of the step before, quick, **options) -> cells, of which the last makes the table.
 tuned_on(**options), where there is one, says which seeds the steps before the last are run with, if not with all.
+published(), where there is one, has the paper's numbers by row and column, for a table beside them.
 extra_rows(quick, build, **options), where there is one, adds rows that are not runs of this experiment, such as published
 numbers; build makes a config from changes of base.toml.
 
@@ -42,9 +43,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
+
 from fedsaddle import config
 from fedsaddle.alike import Federations, Tick
-from fedsaddle.errors import FedsaddleError
+from fedsaddle.errors import FedsaddleError, warn
 from fedsaddle.finish import TOGETHER, Processes, finish
 from fedsaddle.folder import write_whole
 from fedsaddle.journal import Entry, Journal, over_seeds, short
@@ -153,8 +156,14 @@ def reproduce(
                 whole = step(rows, quick, **chosen | {"part": "all"})
                 runs |= {id(cell): _runs(base, cell, own, device) for cell in whole}
             wanted = [run for cell in cells for run in runs[id(cell)]]
+            n_before = len(journal)
             if left := [run for run in wanted if run not in journal]:
                 config.resolve(left[0].tree)  # refuses a device that is not here; finished runs need none
+            if i == 0 and n_before and len(left) == len(wanted):
+                warn(
+                    f"{journal.path}: none of the {len(wanted)} runs asked for is among the {n_before} finished ones there; "
+                    "give the options that these were computed with, such as --device, or another --out"
+                )
             with RunsBar(progress, len(wanted), title) as tick:
                 finish(wanted, journal, together, clock.ticking(tick), federations, processes)
             journal.read()  # other processes may have finished other parts meanwhile
@@ -177,6 +186,7 @@ def reproduce(
         + (f" --device {device}" if device else "")
         + (f" --jobs {jobs}" if jobs > 1 else ""),
         "options": chosen,
+        **_machine(device),
         "seeds": list(seeds),
         **({"tuned_on": list(tuned_on)} if list(tuned_on) != list(seeds) else {}),
         **({"missing": missing} if missing else {}),
@@ -199,7 +209,7 @@ def reproduce(
 def judge_again(folder: Path) -> None:
     """Judge the stored rows of a result anew, and write its table and verdicts: an experiment's judge may have changed."""
     results = json.loads((folder / "results.json").read_text())
-    _judged(_load(_root() / results["experiment"]), results, folder)
+    _judged(load_experiment(results["experiment"]), results, folder)
 
 
 def _judged(experiment: ModuleType, results: dict[str, Any], out: Path) -> None:
@@ -208,6 +218,13 @@ def _judged(experiment: ModuleType, results: dict[str, Any], out: Path) -> None:
     results |= {"verdicts": [v._asdict() for v in verdicts]}
     write_whole(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
     write_whole(out / "table.md", _markdown(experiment, results, results["rows"], verdicts).encode())
+
+
+def _machine(device: str | None) -> dict[str, str]:
+    """The GPU that computed, by name; a table may be made from finished runs where there is none."""
+    if device is None or not torch.cuda.is_available():
+        return {}
+    return {"machine": torch.cuda.get_device_name()}
 
 
 class _Clock:
@@ -326,6 +343,11 @@ def _tried(tried: Sequence[Row], select: str) -> Row:
 def sibling(file: str, name: str) -> ModuleType:
     """For an experiment.py, at `file`: another experiment of its paper, to share its parts."""
     return _load(Path(file).parents[1] / name)
+
+
+def load_experiment(name: str) -> ModuleType:
+    """The experiment.py of PAPER/NAME."""
+    return _load(_root() / name)
 
 
 def _load(folder: Path) -> ModuleType:

@@ -12,6 +12,9 @@ from torch import Tensor
 from fedsaddle.errors import FedsaddleError, warn
 
 _FAR = 30.0  # usual spreads from the median, beyond which values are said to be a long tail
+_AWAY = (
+    3.0  # training deviations between means, or times their spread, beyond which samples are of another scale
+)
 _QUARTILES = 1 << 22  # numbers from which quartiles are taken
 
 
@@ -92,6 +95,19 @@ def warn_of_tails(x: Tensor, names: Sequence[str]) -> None:
         f"{more * (len(called) > 1)}; "
         'scale "log", or its logarithm in place of the column, usually trains better'
     )
+
+
+def unscaled(x: Tensor, training: Tensor, scaling: Scaling) -> Tensor:
+    """Columns of x that are of another scale than the training samples', and of theirs once `scaling` is applied."""
+    axes = [i for i in range(x.ndim) if i != 1]
+    rows = training.double()
+    middle, spread = rows.mean(axes), rows.std(axes, correction=0)
+
+    def away(x: Tensor) -> Tensor:
+        far = (x.mean(axes) - middle).abs() > _AWAY * spread
+        return (far | (x.std(axes, correction=0) > _AWAY * spread)) & (spread > 0)
+
+    return away(x.double()) & ~away(scaling(x))
 
 
 def shift_and_width(

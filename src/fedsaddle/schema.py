@@ -21,7 +21,7 @@ from fedsaddle.federation import Federation
 from fedsaddle.keys import Key, Keys, Tree, checked, keys_of
 from fedsaddle.models import FROM_SHAPE, MODELS
 from fedsaddle.participation import PARTICIPATION
-from fedsaddle.partitions import PARTITIONS, TRANSFORMS
+from fedsaddle.partitions import PARTITIONS
 from fedsaddle.problems import (
     PROBLEMS,
     nonconvex_pl_federation,
@@ -30,6 +30,7 @@ from fedsaddle.problems import (
 )
 from fedsaddle.toml import quoted, to_key
 from fedsaddle.train import train
+from fedsaddle.transforms import TRANSFORMS
 
 SECTIONS = {  # in their order, each with an example unless it may be left out
     "data": 'name = "breast_cancer"',
@@ -156,7 +157,7 @@ def _owner_and_keys(
             own = {"files": Key(str | list[str])} | keys_of(Federation.from_files, "paths", "dtype") | own
         else:
             table, of_files = keys_of(Federation.from_frame, "frame", "dtype"), keys_of(Federation.from_files)
-            own = {"file": Key(str)} | table | {k: of_files[k] for k in ("sep", "decimal")} | own
+            own = {"file": Key(str)} | table | {k: of_files[k] for k in ("sep", "decimal", "encoding")} | own
     return f"{path} with {way}", own
 
 

@@ -20,7 +20,6 @@ import dataclasses
 import hashlib
 import hmac
 import os
-import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,19 +44,16 @@ from fedsaddle.agreement import (
     pieces,
     unpacked,
 )
-from fedsaddle.errors import FedsaddleError, did_you_mean, short
+from fedsaddle.errors import FedsaddleError, short
 from fedsaddle.federation import Federation
 from fedsaddle.folder import write_whole
 from fedsaddle.ingest import text_of
-from fedsaddle.keys import Key, Tree, checked, keys_of, mistakes
+from fedsaddle.keys import Key, Tree, checked, keys_of, mistakes, wrong_name
 from fedsaddle.parse import read_toml
 from fedsaddle.scaling import Scaling
-from fedsaddle.toml import quoted
 
 Array = npt.NDArray[Any]
 
-FEW_ROWS = 50  # training rows below which `check` says that there are few
-_MAX_NAMED = 20  # columns that `check` names
 TRAIN, VALID, TEST = 0, 1, 2
 
 
@@ -72,11 +68,13 @@ class DataFile:
         classes: all label values, where there are more than two or not every site has all of them.
         task: "classification" or "regression"; guessed from the label unless given.
         drop: columns that are not features.
-        categories: columns of numbers that name something, such as a ward; columns of text always do.
+        categories: columns of numbers that name something, such as a ward; columns of text always do. Dates, and text with
+            more than `MOST_VALUES` values, are refused unless they are named here: any value that `rare` rows have leaves.
         rare: values of a category that fewer training rows have are never named to anyone; nor is anything said of a
             numeric column with gaps in which fewer have a number.
         sep: the character between the columns of a .csv file.
         decimal: the decimal mark of its numbers; "," reads 1,5.
+        encoding: of its text; "cp1252" is Excel's own in western Europe.
         impute: "mean": a missing number is the mean of its column over all sites' training rows, a missing text is a
             value of its own; "none" refuses both.
         scale: of numeric features, over all sites' training rows, as in `Federation.scaled`.
@@ -95,6 +93,7 @@ class DataFile:
     rare: int = 5
     sep: str = ","
     decimal: Literal[".", ","] = "."
+    encoding: files.Encoding = "utf-8"
     impute: Literal["none", "median", "mean"] = "none"
     scale: Literal["none", "unit", "symmetric", "standard", "log"] = "standard"
     valid: float = 0.0
@@ -156,8 +155,8 @@ class Site:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Site:
         """Read and check a site's TOML; the data file itself is read when it is needed."""
-        tree = _tree(Path(path))
-        for mistake in _mistakes(tree):
+        tree = tree_of(Path(path))
+        for mistake in mistakes_of(tree):
             raise FedsaddleError(f"{path}: {mistake}")
         data = DataFile(**checked(tree["data"], keys_of(DataFile), "data.", "a site's data"))
         folder = Path(path).resolve().parent
@@ -214,9 +213,13 @@ class Site:
             found.update("\0".join(map(str, array)).encode() if text else np.ascontiguousarray(array).data)
         return found.hexdigest()
 
+    def frame(self) -> Any:
+        """A table as it is in the file."""
+        return files.read_frame(self.file, self.data.sep, self.data.decimal, self.data.encoding)
+
     def _table(self) -> Rows:
-        data, frame = self.data, files.read_frame(self.file, self.data.sep, self.data.decimal)
-        for problem in _missing_columns(self, frame):
+        data, frame = self.data, self.frame()
+        for problem in missing_columns(self, frame) or unfit_texts(self, frame):
             raise FedsaddleError(problem)
         features = [c for c in frame.columns if c not in (data.label, data.together, *data.drop)]
         text = {*data.categories, *frames.text_columns(frame[features])}
@@ -393,23 +396,24 @@ def _parts(
     return part
 
 
-# ---------------------------------------------------------------------------------------------------- checking
+# ---------------------------------------------------------------------------------------------- the TOML file
 
 
-def _tree(path: Path) -> Tree:
+def tree_of(path: Path) -> Tree:
+    """A site's TOML."""
     try:
         return read_toml(path)
     except OSError as error:
         raise FedsaddleError(f"{path}: {error.strerror}; give the site's TOML file") from None
 
 
-def _mistakes(tree: Tree) -> list[str]:
+def mistakes_of(tree: Tree) -> list[str]:
     """All that is wrong with a site's TOML."""
     own = {"name": Key(str), "memory": Key(str, ""), "modules": Key(list[str], [])}
     found = list(mistakes({k: v for k, v in tree.items() if k != "data"}, own, "", "a site"))
     name = tree.get("name")
-    if isinstance(name, str) and not re.fullmatch(r"[^\s./\\][^/\\\x00-\x1f]*", name):
-        found.append(f"name: must be text without slashes, to name a folder, got {quoted(name)}")
+    if isinstance(name, str) and (why := wrong_name(name)):
+        found.append(why)
     if not isinstance(tree.get("data"), dict):
         found.append('data: section is missing; for example [data] with file = "patients.csv"')
     else:
@@ -418,7 +422,8 @@ def _mistakes(tree: Tree) -> list[str]:
     return found
 
 
-def _missing_columns(site: Site, frame: Any) -> list[str]:
+def missing_columns(site: Site, frame: Any) -> list[str]:
+    """Columns that a site's TOML names and its table has not, or the label that it does not name."""
     data, where = site.data, site.file.name
     if data.label is None:
         return [
@@ -434,93 +439,20 @@ def _missing_columns(site: Site, frame: Any) -> list[str]:
     ]
 
 
-def check(path: str | os.PathLike[str]) -> list[str]:
-    """All that is wrong or doubtful at a site, in plain words; empty when nothing is. Nothing leaves the site."""
-    try:
-        if wrong := _mistakes(_tree(Path(path))):
-            return wrong
-        site = Site.load(path)
-        if os.path.exists(site.file) and site.is_table:
-            frame = files.read_frame(site.file, site.data.sep, site.data.decimal)
-            wrong = _missing_columns(site, frame) + _holes(site, frame)
-            if wrong:
-                return wrong
-        rows, summary = site.rows, site.summary()
-    except FedsaddleError as error:
-        return [str(error)]
-    return [*_doubts(site, rows, summary)]
-
-
-def _holes(site: Site, frame: Any) -> list[str]:
-    """Columns with missing or infinite values."""
-    found: list[str] = []
-    for c in frame.columns:
-        if c in site.data.drop:
-            continue
-        values = frame[c].to_numpy()
-        bad = np.isinf(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
-        if site.data.impute == "none" or c in (site.data.label, site.data.together):
-            bad = bad | ingest.missing(values)
-        if not bad.any():
-            continue
-        if len(found) == _MAX_NAMED:
-            return [*found, "further columns have missing values as well"]
-        first, n = int(bad.argmax()), int(bad.sum())
-        where = f"row {first}"
-        if files.file_format(site.file) == "csv":
-            where = f"line {files.line_of(site.file, first, site.data.sep)}"
-        remedy = "impute it, leave these rows out, or add the column to drop"
-        remedy = ingest.UNLABELLED if c == site.data.label else remedy
-        found.append(
-            f"column {c!r} has no usable value in {n} of {len(bad)} rows, first at {where}: {remedy}"
-        )
+def unfit_texts(site: Site, frame: Any) -> list[str]:
+    """Dates and free text, of which some values would leave the site because a few rows have them by chance."""
+    data, found = site.data, list[str]()
+    used = (data.label, data.together, *data.drop, *data.categories)
+    for c in frames.text_columns(frame[[c for c in frame.columns if c not in used]]):
+        n, what = len({text_of(value) for value in frame[c].dropna()}), ""
+        if frames.are_dates(frame[c]):
+            what, remedy = "has dates", "make them numbers, such as days since the first"
+        elif n > frames.MOST_VALUES:
+            what = f"is text with {n} distinct values, at most {frames.MOST_VALUES} may leave as categories"
+            remedy = "group them"
+        if what:
+            found.append(
+                f"{site.file.name}: column {c!r} {what}: add it to drop, or {remedy}; if every value that {data.rare} rows "
+                "have may leave the site, add it to categories"
+            )
     return found
-
-
-def _doubts(site: Site, rows: Rows, summary: Message) -> Iterator[str]:
-    """What can be used but may not be meant."""
-    n, data = int(summary["n"]), site.data
-    if n < FEW_ROWS:
-        yield f"{n} training rows are few: a site of this size adds little, and its numbers say much about single people"
-    head = unpacked(summary["head"])
-    constant = ((summary["m2"] == 0) & (summary["size"] > 0)).nonzero().flatten().tolist()
-    if head["columns"]:
-        for i in (summary["size"] == 0).nonzero().flatten().tolist()[:_MAX_NAMED]:
-            yield (
-                f"column {head['columns'][i]!r} has a number in fewer than {data.rare} training rows: other sites' mean "
-                "will stand in for nearly all of it; add it to drop at all sites if it is rare everywhere"
-            )
-        for i in constant[:_MAX_NAMED]:
-            value = f"{float(summary['mean'][i]):.6g}"
-            yield f"column {head['columns'][i]!r} is {value} in all training rows: useful only if it differs at other sites"
-    for c, values in rows.text.items():
-        distinct = len(np.unique(values))
-        if not head["categories"][c]:
-            yield (
-                f"column {c!r} is text and none of its {distinct} values has {data.rare} training rows, so none will be "
-                "named: if it is a number or a date, correct the file; if it is an identifier, add it to drop"
-            )
-        elif distinct == 1:
-            yield f"column {c!r} is {str(values[0])!r} in all rows: useful only if it differs at other sites"
-    if head["labels"] is None:
-        return
-    texts, codes = ingest.levels(rows.y, "y", ingest.UNLABELLED)
-    for text in head["positive"] or ():
-        if text not in texts:
-            hint = did_you_mean(text, texts)
-            hint = f"{hint} " if hint else ""
-            yield f"positive = {quoted(text)} never occurs at this site: {hint}the label has {short(texts)}"
-    sides = codes if head["positive"] is None else np.isin(texts, head["positive"])[codes]
-    if len(np.unique(sides)) == 1:
-        yield "all rows are of one class: the site can take part, but has no AUC of its own"
-        return
-    for k, name, share in (
-        (TRAIN, "training", 1.0),
-        (VALID, "validation", data.valid),
-        (TEST, "test", data.test),
-    ):
-        own = sides[rows.part == k]
-        if share > 0 and len(own) == 0:
-            yield f"the {name} part is empty: raise its share, now {share}, or leave it out"
-        elif share > 0 and len(np.unique(own)) == 1:
-            yield f"the {name} part ({len(own)} rows) has one class only and no AUC: change the shares"

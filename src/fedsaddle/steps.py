@@ -13,13 +13,13 @@ from typing import Any
 from fedsaddle.algorithms import Algorithm
 from fedsaddle.errors import Diverged
 from fedsaddle.federation import Federation
+from fedsaddle.measures import LOWERED
 from fedsaddle.problem import Problem
 from fedsaddle.replicas import run_all
-from fedsaddle.train import Run, train
+from fedsaddle.train import Record, Run, train
 
 STEPS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 
-_LOWERED = ("phi", "loss", "pair_loss")  # what training lowers, of which a run has one, or none
 _NEAR = 0.15  # of the way that the best gets; a larger step that is so near to it is taken
 _MARGIN = 0.2  # of a step that raises the objective; a smaller one only is safe in a longer run
 
@@ -40,7 +40,7 @@ def tried(
     """
     quiet = {"eval_every": settings["rounds"], "progress": False, "guard": 0, "track": None}
     first = next(iter(train(problem, algorithm, federation, **settings | quiet)))
-    start = next((v for k in _LOWERED if (v := first.get(k)) is not None), math.nan)
+    start = _lowered(first, math.nan)
     if math.isnan(start):
         return start, []
     candidates = [dataclasses.replace(algorithm, **{key: step}) for step in steps]
@@ -64,6 +64,11 @@ def largest_near_best(steps: Sequence[float], left: Sequence[float], start: floa
 def objective(run: Run) -> float:
     """What training lowers, where a run ends; infinite where it diverged, or is not measured."""
     try:
-        return next((v for k in _LOWERED if (v := run.metrics.get(k)) is not None), math.inf)
+        return _lowered(run.metrics, math.inf)
     except Diverged:
         return math.inf
+
+
+def _lowered(metrics: Record, otherwise: float) -> float:
+    keys = sorted(LOWERED, key=lambda k: k != "phi")  # a user's own metrics may have more of them
+    return next((v for k in keys if (v := metrics.get(k)) is not None), otherwise)

@@ -92,7 +92,8 @@ def result(run: Run, records: Sequence[Record], by_client: Mapping[str, Sequence
         },
         "client_names": list(federation.names[:MAX_LISTED]),
         "class_counts": _class_counts(federation),
-        "test_class_counts": _class_counts(federation.test),  # one row where test data are pooled
+        # one row where test data are pooled
+        "test_class_counts": clients.test_class_counts or _class_counts(federation.test),
         "classes": list(federation.classes),
         "dataset": federation.dataset,
         "sample": _sample(federation),

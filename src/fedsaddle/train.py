@@ -36,7 +36,7 @@ from fedsaddle.engines.machine import Machine, dtype_named
 from fedsaddle.errors import Diverged, FedsaddleError, NobodyAnswered, first_line, require, warn
 from fedsaddle.federation import Federation
 from fedsaddle.folder import TANGENT, Folder, Stopped, differing, write_whole
-from fedsaddle.measures import in_words
+from fedsaddle.measures import LOWERED, in_words
 from fedsaddle.messages import BYTES_PER_NUMBER
 from fedsaddle.metrics import Evaluation, Split, auc_interval
 from fedsaddle.participation import Full, Participation
@@ -45,7 +45,7 @@ from fedsaddle.progress import RoundsBar
 from fedsaddle.remarks import STRAYS, grown
 from fedsaddle.sampling import SAMPLINGS
 from fedsaddle.summary import LISTS, MAX_LISTED, result, run_config, versions
-from fedsaddle.toml import quoted
+from fedsaddle.toml import in_line, quoted
 from fedsaddle.trackers import Track, Tracking, named
 from fedsaddle.wire import tensors_of
 
@@ -57,6 +57,10 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 _MAX_DUAL = 100  # dual variables in a record
+_OF_Y = (
+    "lr_dual",
+    "momentum_dual",
+)  # hyper-parameters that say something of y alone, where they are not None
 
 
 def train(
@@ -193,11 +197,21 @@ class Run:
         algorithm.check(problem)
         by_reply = algorithm.counting == "samples" and algorithm.weighs_replies
         if machine.aggregation in rules.WEIGHTLESS and by_reply:
+            chosen = getattr(algorithm, "weights", None) == "samples"  # others count so by themselves
+            what = "weights = 'samples' has" if chosen else "the samples that clients count by have"
             warn(
-                f"{type(algorithm).__name__}: the {machine.aggregation} counts every reply once, so weights = 'samples' "
-                "has no effect; trimmed_mean weighs"
+                f"{type(algorithm).__name__}: the {machine.aggregation} counts every reply once, so {what} "
+                "no effect; trimmed_mean weighs"
             )
-            algorithm = replace(algorithm, **{"weights": "clients"})
+            if chosen:
+                algorithm = replace(algorithm, **{"weights": "clients"})
+        of_y = {k: v for k in _OF_Y if (v := getattr(algorithm, k, None)) is not None}
+        if of_y and problem.n_y == 0:
+            have, it = ("has", "it") if len(of_y) == 1 else ("have", "them")
+            warn(
+                f"{type(algorithm).__name__}: {type(problem).__name__} has no dual variables y, so {in_line(of_y)} {have} "
+                f"no effect; leave {it} out"
+            )
         participation.validate(federation.n_clients)
         self.algorithm, self.federation, self.rounds, self.seed = algorithm, federation, rounds, seed
         self.eval_every = eval_every or max(1, rounds // 50)
@@ -206,6 +220,7 @@ class Run:
         self.clients = machine.clients(
             Task(problem, federation, participation, batching, (seed,), machine.dtype, algorithm, rule)
         )
+        self._posed = self.clients.problem  # later with its constants agreed on
         shares = self.clients.shares()
         parts = {"train": federation, "valid": federation.valid, "test": federation.test}
         self._splits = {
@@ -249,6 +264,7 @@ class Run:
         self.tracking = Tracking(
             named(track) if self.clients.writes else {}, out, resume, self.config, versions()
         )
+        self._checkpoints = False  # whether any process writes them, which all know once the run starts
         self._saved: int | None = None  # the round of the last checkpoint in the folder
         self._fallback: tuple[int, bytes] | None = (
             None  # to which a guard may go back: its round, a checkpoint
@@ -370,12 +386,12 @@ class Run:
 
     def _go(self) -> Iterator[Record]:
         clients = self.clients
-        clients.rounds, self._posed = self.rounds, clients.problem
+        clients.rounds = self.rounds
         self._checkpoints = self._every > 0 and clients.alone(lambda: self._folder is not None)
         started = time.perf_counter()
         if self._resume:
             found = clients.alone(lambda: self._folder.latest() if self._folder is not None else b"")
-            done = self._restored(found)
+            done = self._resumed(self._checked(found), found)
             started -= self._records[-1]["seconds"]
             for record in self._records:
                 self.tracking.log(record)
@@ -439,53 +455,64 @@ class Run:
         last = next(r for r in reversed(self._records) if self.evaluated(r["round"]))
         return not grown(self.began | {"metrics": last})
 
-    def _restored(self, data: bytes) -> int:
-        """Take up the run where a checkpoint stands: how many rounds are done."""
-        clients = self.clients
+    def _checked(self, data: bytes) -> Checkpoint:
+        """A checkpoint, if it is of a run that is described as this one and has as many rounds."""
         saved = Checkpoint.unpacked(data, self.algorithm, self._posed)
         if (changed := differing(saved.config, self.config)) and not self._allow:
             raise FedsaddleError(
                 f"resume: the run is described differently than when it was begun: {', '.join(changed)}; --allow goes on "
                 "nevertheless"
             )
-        if (changed := differing(saved.versions, versions())) and self._resume:
-            warn(f"resume: versions have changed: {', '.join(changed)}; results may differ")
         if saved.round > self.rounds:
             raise FedsaddleError(
                 f"resume: {saved.round} rounds are done already, rounds must be more, got {self.rounds}"
             )
+        return saved
 
-        try:
-            self._take_up(saved)
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise FedsaddleError(
-                f"checkpoint: is none of this run ({type(error).__name__}: {first_line(error)})"
-            ) from error
-        if self._resume:
-            self._saved, self._halved = saved.round, int(saved.accounts["halved"])
-            self._guard = max(0, self._guard - self._halved)
-            self.algorithm = replace(self.algorithm, **_steps(self.algorithm, self._halved))
-            kept = clients.alone(lambda: self._folder.rewind(saved.round) if self._folder is not None else [])
-            self._records = [_packed(r) for r in kept]
-            if self._guard:
-                own = (saved.round, data) if self._sound() else None
-                self._fallback = clients.alone(
-                    lambda: self._folder.fallback(saved.round) if self._folder is not None else None
-                )
-                self._fallback = self._fallback or own  # an older fedsaddle kept none
-        else:
-            del self._records[saved.round + 1 :]
-            if self._folder is not None:
-                self._folder.rewind(saved.round)
-            if self._checkpoints:
-                self._saved = saved.round
+    def _resumed(self, saved: Checkpoint, data: bytes) -> int:
+        """Take up the run that the folder holds, where its last checkpoint stands: how many rounds are done."""
+        if changed := differing(saved.versions, versions()):
+            warn(f"resume: versions have changed: {', '.join(changed)}; results may differ")
+        self._take_up(saved)
+        self._saved, self._halved = saved.round, int(saved.accounts["halved"])
+        self._guard = max(0, self._guard - self._halved)
+        self.algorithm = replace(self.algorithm, **_steps(self.algorithm, self._halved))
+        kept = self.clients.alone(
+            lambda: self._folder.rewind(saved.round) if self._folder is not None else []
+        )
+        self._records = [_packed(r) for r in kept]
+        if self._guard:
+            own = (saved.round, data) if self._sound() else None
+            self._fallback = self.clients.alone(
+                lambda: self._folder.fallback(saved.round) if self._folder is not None else None
+            )
+            self._fallback = self._fallback or own  # an older fedsaddle kept none
         if saved.round == self.rounds:
             (found,) = self.look(saved.round, self.state.z.unsqueeze(0))
             self._by_client = found.evaluation.by_client if found.evaluation is not None else {}
         return saved.round
 
+    def _gone_back(self, saved: Checkpoint) -> int:
+        """Drop what came after a checkpoint of this run: how many rounds are done."""
+        self._take_up(saved)
+        del self._records[saved.round + 1 :]
+        if self._folder is not None:
+            self._folder.rewind(saved.round)
+        if self._checkpoints:
+            self._saved = saved.round
+        return saved.round
+
     def _take_up(self, saved: Checkpoint) -> None:
         """Put clients and state where a checkpoint says, if it has the form that this run gives them."""
+        try:
+            self._put(saved)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise FedsaddleError(
+                f"checkpoint: is none of this run ({type(error).__name__}: {first_line(error)})"
+            ) from error
+
+    def _put(self, saved: Checkpoint) -> None:
+        """As `_take_up`; one of another form raises whatever it does."""
         clients = self.clients
 
         def here(tensor: Tensor) -> Tensor:
@@ -531,9 +558,8 @@ class Run:
         _, data = self._fallback
         self._guard, self._halved = self._guard - 1, self._halved + 1
         self.algorithm = replace(self.algorithm, **halved)
-        self._resume = False
         # of the first process, which alone has all clients' memory
-        round = self._restored(self.clients.alone(lambda: data))
+        round = self._gone_back(self._checked(self.clients.alone(lambda: data)))
         text = ", ".join(f"{k} is {v:g} now" for k, v in halved.items())
         warn(f"{error}; guard: back to round {round}, {text}")
         return round
@@ -685,6 +711,8 @@ class Run:
     @property
     def model(self) -> nn.Module:
         """The trained model, as the module that was brought; it takes features as the federation has them, scaled."""
+        if not self.problem.has_module:
+            self.problem.module(self.problem.init())  # refuses, before any round is run
         return self.problem.module(self.z)
 
     @property
@@ -733,13 +761,13 @@ class Run:
     @property
     def began(self) -> Record:
         """What the objective was before training; None where it is not measured."""
-        keys = ("loss", "pair_loss", "phi", "grad_phi", *STRAYS)
-        return {f"{k}_at_start": self._records[0].get(k) for k in keys}
+        return {f"{k}_at_start": self._records[0].get(k) for k in (*LOWERED, "grad_phi", *STRAYS)}
 
     def auc_interval(self, part: Literal["test", "valid"]) -> list[float] | None:
         """Between what the AUC of test or validation data may lie, as far as the choice of samples goes: 95 %."""
-        scored = self.scores(part)
-        interval = scored and auc_interval(*scored)
+        interval = self.clients.auc_intervals.get(part)
+        if interval is None and (scored := self.scores(part)):
+            interval = auc_interval(*scored)
         return [interval.low, interval.high] if interval else None
 
     @property

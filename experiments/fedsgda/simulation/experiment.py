@@ -1,9 +1,10 @@
 """||grad Phi||^2 against rounds, FedSGDA-MB and FedSGDA-STORM at every M and K of Table 1 (figures 1 and 3)."""
 
+import math
 from itertools import pairwise
 from statistics import fmean, stdev
 
-from fedsaddle.reproduce import Cell, Verdict
+from fedsaddle.reproduce import Cell, Verdict, sibling
 
 TITLE = "Squared gradient norm of Phi against rounds, FedSGDA-MB and FedSGDA-STORM (500 clients)"
 ROWS, COLUMNS = "run", "M"
@@ -28,6 +29,7 @@ TABLE_1 = {  # (M, K): eta, gamma of MB; c_eta, c_gamma, c_alpha of STORM
     (20, 10): ((1e-3, 1e-2), (1e-3, 1e-2, 1.0)),
     (20, 20): ((1e-4, 1e-3), (1e-3, 1e-3, 1.0)),
 }
+GAPS = sibling(__file__, "auc")  # its measure of noise
 FLAT = 0.1  # a curve has levelled off if its last quarter is less than this fraction below the quarter before
 
 
@@ -66,100 +68,120 @@ def measure(curves):
 
 
 def judge(rows):
-    value = {
-        (r["method"], r["M"], r["K"]): {k: r["metrics"][k]["mean"] for k in METRICS} for r in rows
-    }  # means over seeds
-    Ms, Ks = (sorted({key[i] for key in value}) for i in (1, 2))
+    """Gaps count if they are more than 2 standard errors over seeds (of one draw of the data)."""
+    row = {(r["method"], r["M"], r["K"]): r for r in rows}
+    Ms, Ks = (sorted({key[i] for key in row}) for i in (1, 2))
     settings = [(M, K) for K in Ks for M in Ms]
+    methods = ("MB", "STORM")
 
-    def faster(method, K):
-        averages = [value[method, M, K]["average"] for M in Ms]
-        return all(a > b for a, b in pairwise(averages))
+    def mean(metric, *place):
+        return row[place]["metrics"][metric]["mean"]
 
-    def chain(method, K):
-        return ", ".join(f"{value[method, M, K]['average']:.3f}" for M in Ms)
+    def chain(metric, method, K):
+        return f"{method}, K={K}: " + ", ".join(f"{mean(metric, method, M, K):.3f}" for M in Ms)
 
-    def fall(method, M, K):
-        v = value[method, M, K]
-        return 1 - v["last_quarter"] / v["third_quarter"]
+    def chains(metric):
+        return "; ".join(chain(metric, m, K) for m in methods for K in Ks)
 
-    def where(ok):
-        bad = [f"M={M}, K={K}" for M, K in settings if not ok(M, K)]
-        return f"In {len(settings) - len(bad)} of {len(settings)} settings" + (
-            f", not at {'; '.join(bad)}" if bad else ""
+    steps = {
+        (m, K, M): GAPS.difference([row[m, fewer, K]], [row[m, M, K]], "average")
+        for m in methods for K in Ks for fewer, M in pairwise(Ms)
+    }  # fmt: skip
+    faster = [
+        GAPS.difference([row[m, fewer, K] for K in Ks], [row[m, M, K] for K in Ks], "average")
+        for m in methods for fewer, M in pairwise(Ms)
+    ]  # fmt: skip
+    falls, sure = sum(g.mean > 0 for g in steps.values()), sum(g.above() > 0 for g in steps.values())
+
+    lower = {(M, K): GAPS.difference([row["MB", M, K]], [row["STORM", M, K]]) for M, K in settings}
+    lower_at = [GAPS.difference([row["MB", M, K] for K in Ks], [row["STORM", M, K] for K in Ks]) for M in Ms]
+    worst = min(settings, key=lambda s: lower[s].mean / mean("end", "MB", *s))
+    below, clearly = sum(g.mean > 0 for g in lower.values()), sum(g.above() > 0 for g in lower.values())
+
+    fall = {(m, M, K): _fall([row[m, M, K]]) for m in methods for M, K in settings}
+    flat = [s for s in settings if fall["MB", *s].mean < FLAT]
+    risen = [s for s in settings if fall["MB", *s].above(-FLAT) < 0]
+    late = ", ".join(f"M={M}, K={K}" for M, K in settings if (M, K) not in flat)
+    keeps = [fall["STORM", *s] for s in settings]
+
+    def listed(method):
+        return ", ".join(
+            f"M={M}, K={K}: {fall[method, M, K].mean:.0%} ± {fall[method, M, K].error:.0%}"
+            for M, K in settings
         )
 
-    def lower(M, K):
-        return value["STORM", M, K]["end"] < value["MB", M, K]["end"]
-
-    def level(M, K):
-        return fall("MB", M, K) < FLAT
-
-    def falling(M, K):
-        return fall("STORM", M, K) > 0
-
-    best = {m: min(settings, key=lambda s, m=m: value[m, *s]["end"]) for m in ("MB", "STORM")}
     most = (max(Ms), max(Ks))
+    best = {m: min(settings, key=lambda s, m=m: mean("end", m, *s)) for m in methods}
+    ahead = {
+        m: [GAPS.difference([row[m, *s]], [row[m, *most]]) for s in settings if s != most] for m in methods
+    }
+    nearest = {m: min(gaps, key=lambda g: g.mean) for m, gaps in ahead.items()}
+    lowest = all(g.above() > 0 for gaps in ahead.values() for g in gaps) or None
+    if any(g.above() < 0 for gaps in ahead.values() for g in gaps):
+        lowest = False
     return [
         Verdict(
-            "C-1.1: for both methods and every K, the average over rounds falls as M grows",
-            all(faster(m, K) for m in ("MB", "STORM") for K in Ks),
-            "; ".join(
-                f"{m}, K={K}: {chain(m, K)}" + ("" if faster(m, K) else " (no)")
-                for m in ("MB", "STORM")
-                for K in Ks
-            )
-            + f" at M = {', '.join(map(str, Ms))}. The values at the end: "
-            + "; ".join(
-                f"{m}, K={K}: " + ", ".join(f"{value[m, M, K]['end']:.3f}" for M in Ms)
-                for m in ("MB", "STORM")
-                for K in Ks
-            )
-            + ".",
+            f"C-1.1: for both methods and every K, the average over rounds falls as M grows {GAPS.EVERYWHERE}",
+            GAPS.decided(steps.values(), faster),
+            f"It falls in {falls} of {len(steps)} steps of M, in {sure} by more than 2 standard errors. At M = "
+            f"{', '.join(map(str, Ms))}: {chains('average')}. The values at the end: {chains('end')}.",
             "faster (figure 1, curves)",
+            f"{falls} of {len(steps)} steps fall, {sure} beyond noise",
         ),
         Verdict(
-            "C-1.2: STORM ends lower than MB at every M and K",
-            all(lower(M, K) for M, K in settings),
-            where(lower)
-            + ". STORM / MB: "
+            f"C-1.2: STORM ends lower than MB at every M and K {GAPS.EVERYWHERE}",
+            GAPS.decided(lower.values(), lower_at),
+            f"Lower in {below} of {len(lower)} settings, in {clearly} by more than 2 standard errors. STORM / MB: "
             + ", ".join(
-                f"M={M}, K={K}: {value['STORM', M, K]['end']:.3f} / {value['MB', M, K]['end']:.3f}"
-                for M, K in settings
+                f"M={M}, K={K}: {mean('end', 'STORM', M, K):.3f} / {mean('end', 'MB', M, K):.3f}" for M, K in settings
             )
-            + ".",
+            + f". MB less STORM at M={worst[0]}, K={worst[1]}: {lower[worst].mean:+.3f} ± {lower[worst].error:.3f}.",
             "lower (figure 1, curves)",
+            f"{below} of {len(lower)} lower, {clearly} beyond noise",
         ),
         Verdict(
             f"C-1.3, first half: MB levels off (its last quarter is less than {FLAT:.0%} below the quarter before)",
-            all(level(M, K) for M, K in settings),
-            where(level)
-            + ". Fall: "
-            + ", ".join(f"M={M}, K={K}: {fall('MB', M, K):.0%}" for M, K in settings)
-            + ".",
+            False if risen else True if len(flat) == len(settings) else None,
+            f"In {len(flat)} of {len(settings)} settings"
+            + (f"; it still falls at {late}, so that the rounds, whose number is ours, do not decide" if late else "")
+            + f". Fall, seed by seed: {listed('MB')}.",
             "oscillates around a level (figure 1, curves)",
+            f"{len(flat)} of {len(settings)} level" + ("; the others still fall" if late else ""),
         ),
         Verdict(
-            "C-1.3, second half: STORM keeps falling (its last quarter is below the quarter before)",
-            all(falling(M, K) for M, K in settings),
-            where(falling)
-            + ". Fall: "
-            + ", ".join(f"M={M}, K={K}: {fall('STORM', M, K):.0%}" for M, K in settings)
-            + ".",
+            f"C-1.3, second half: STORM keeps falling (its last quarter is below the quarter before) {GAPS.EVERYWHERE}",
+            GAPS.decided(keeps, [_fall([row["STORM", *s] for s in settings])]),
+            f"In {sum(g.mean > 0 for g in keeps)} of {len(keeps)} settings, in {sum(g.above() > 0 for g in keeps)} by more "
+            f"than 2 standard errors. Fall, seed by seed: {listed('STORM')}.",
             "keeps falling (figure 1, curves)",
+            f"{sum(g.mean > 0 for g in keeps)} of {len(keeps)} fall, {sum(g.above() > 0 for g in keeps)} beyond noise",
         ),
         Verdict(
-            f"C-1.4: both methods end lowest at M = {most[0]}, K = {most[1]}",
-            all(at == most for at in best.values()),
+            f"C-1.4: both methods end lowest at M = 20, K = 20 ({GAPS.SURE})",
+            lowest,
             "; ".join(
-                f"{m} ends lowest at M={at[0]}, K={at[1]} ({value[m, *at]['end']:.3f}), "
-                f"at M={most[0]}, K={most[1]} it ends at {value[m, *most]['end']:.3f}"
+                f"{m} ends lowest at M={at[0]}, K={at[1]} ({mean('end', m, *at):.3f}), at M={most[0]}, K={most[1]} it ends "
+                f"at {mean('end', m, *most):.3f}; the lowest of the others less that: "
+                f"{nearest[m].mean:+.3f} ± {nearest[m].error:.3f}"
                 for m, at in best.items()
             )
             + ".",
             "best there (figure 3, curves)",
+            "margin " + ", ".join(f"{m} {g.mean:+.3f} ± {g.error:.3f}" for m, g in nearest.items()),
         ),
-    ]
+    ]  # fmt: skip
+
+
+def _fall(rows):
+    """By what part the last quarter is below the quarter before; seed by seed, since both are of one run."""
+    each = [
+        fmean(1 - b / a for a, b in pairs)
+        for pairs in zip(
+            *(zip(*(r["metrics"][k]["values"] for k in ("third_quarter", "last_quarter")), strict=True) for r in rows),
+            strict=True,
+        )
+    ]  # fmt: skip
+    return GAPS.Gap(fmean(each), stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0)
 
 
 def figure(rows):

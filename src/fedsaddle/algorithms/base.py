@@ -70,6 +70,11 @@ class Algorithm(ABC):
         weights: str = getattr(self, "weights", "clients")  # which methods without the choice do not have
         return weights
 
+    @classmethod
+    def is_real(cls, name: str, value: Any) -> bool:
+        """Whether a hyper-parameter is a real number in formulas alone, in which replicas may differ."""
+        return isinstance(value, float) and name not in cls.shaping
+
     def check(self, problem: Problem) -> None:
         """Refuse a problem that this algorithm is not made for."""
         if self.pairwise != problem.pairwise:

@@ -105,7 +105,7 @@ class CODAPlus(ProximalStages):
     def round(self, s: State, clients: Clients) -> State:
         stage, done = s.progress.stage, s.progress.done
         v_ref = Once(s.v_ref, version=stage) if self.proximal else None
-        last = done + 1 == self.rounds_at(stage)
+        last = self._sums and done + 1 == self.rounds_at(stage)
         mean, _ = clients.mean(self.proximal_steps, Down(s.z, v_ref, stage, last), weights=self.weights)
         z, progress, ended = self.advance(s.progress, mean.z, clients)
         if not ended:

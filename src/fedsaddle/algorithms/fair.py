@@ -34,7 +34,7 @@ from fedsaddle.cohort import Cohort
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.messages import Control
 from fedsaddle.participation import Draw
-from fedsaddle.problem import Batch, Problem
+from fedsaddle.problem import Batch
 
 
 class SnapshotDown(NamedTuple):
@@ -198,9 +198,6 @@ class DeltaFL(FedAvg):
     @property
     def counting(self) -> str:
         return "samples"
-
-    def init(self, z: Tensor, problem: Problem) -> Iterate:
-        return Iterate(z)
 
     def round(self, s: Iterate, clients: Clients) -> Iterate:
         who, losses = clients.gather(self.full_losses, s)

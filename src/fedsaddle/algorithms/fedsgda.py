@@ -190,6 +190,11 @@ class FedSGDA(Algorithm):
                 f"FedSGDA: estimator must be one of {', '.join(ESTIMATORS)} (or an Estimator), got {self.estimator!r}"
             )
 
+    @property
+    def of_all(self) -> bool:  # type: ignore[override]
+        """A fresh start asks clients of all, and the differences that follow vanish where the iterate stands still."""
+        return self._estimator.periodic
+
     # ---- schedules ---------------------------------------------------------------------------------------
 
     @property

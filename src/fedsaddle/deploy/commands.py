@@ -8,13 +8,15 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedsaddle import finished
-from fedsaddle.deploy.program import Process, end_with, start, stop
+from fedsaddle.deploy.program import LOCAL_INTERVAL, Process, end_with, start, stop
 from fedsaddle.errors import FedsaddleError, optional_import
 from fedsaddle.options import ConfigFile, Out, Quiet, Set, Track, assigned, check_config
 
@@ -71,17 +73,21 @@ def init(
 def check(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The site's description.")]) -> None:
     """Try a site's data and its connection. Says what is wrong in plain words."""
     check_flower()
-    from fedsaddle import sites
     from fedsaddle.agreement import in_words
     from fedsaddle.deploy.home import LinkFile
     from fedsaddle.deploy.knock import knock, only_one
+    from fedsaddle.site_check import check as checked
+    from fedsaddle.sites import Site
 
-    findings = sites.check(file)
+    findings = checked(file)
     for line in findings:
         print(f"data: {line}")
-    if not findings:
-        print("data: in order; this is what would leave the site at set-up:")
-        print("\n".join(f"  {line}" for line in in_words(sites.Site.load(file).summary())))
+    with suppress(FedsaddleError):  # what cannot be used is among the findings, and does not leave
+        leaves = in_words(Site.load(file).summary())
+        print(
+            f"data: {'see above' if findings else 'in order'}; this is what would leave the site at set-up:"
+        )
+        print("\n".join(f"  {line}" for line in leaves))
     try:
         link = LinkFile.load(file.parent / "link.toml")
         with only_one(link) as last:
@@ -97,6 +103,9 @@ def check(file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The si
 def site(
     file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="The site's description.")],
     quiet: Annotated[bool, typer.Option("--quiet", help="Say only what is wrong.")] = False,
+    interval: Annotated[
+        float | None, typer.Option(hidden=True, help="At most; else that of link.toml.")
+    ] = None,
     parent: Annotated[int | None, typer.Option(hidden=True, help="Stop when this process has gone.")] = None,
 ) -> None:
     """Take part in a federation, until it is stopped."""
@@ -114,7 +123,10 @@ def site(
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     if parent is not None:
         end_with(parent)
-    serve(Worker(place), LinkFile.load(file.parent / "link.toml"), stop)
+    link = LinkFile.load(file.parent / "link.toml")
+    if interval is not None:
+        link = replace(link, interval=min(interval, link.interval))
+    serve(Worker(place), link, stop)
 
 
 @app.command("run")
@@ -158,7 +170,7 @@ def local(
     home = Home(folder) if folder.exists() else trial(folder, n, f"127.0.0.1:{port}")
     if len(home.manifest.sites) != n:
         raise FedsaddleError(f"{folder}: has {len(home.manifest.sites)} sites, not {n}; choose another --dir")
-    with superlink(home), local_sites(home) as processes:
+    with superlink(home), local_sites(home, LOCAL_INTERVAL) as processes:
         print(f"{n} sites and their server run at {home.local}; Ctrl-C stops them")
         print(f"Now, elsewhere: fedsaddle deploy run {home.folder / 'run.toml'}", flush=True)
         while not (ended := [name for name, process in processes.items() if process.poll() is not None]):
@@ -167,10 +179,14 @@ def local(
 
 
 class local_sites:
-    """All sites of a federation as processes of this machine, which are stopped at the end."""
+    """All sites of a federation as processes of this machine, which are stopped at the end.
 
-    def __init__(self, home: Any) -> None:
-        self._home = home
+    Args:
+        interval: at most, of their looks for work; else that of each link.toml.
+    """
+
+    def __init__(self, home: Any, interval: float | None = None) -> None:
+        self._home, self._interval = home, interval
         self.processes: dict[str, Process] = {}
 
     def __enter__(self) -> dict[str, Process]:
@@ -183,6 +199,7 @@ class local_sites:
         place = self._home.site(name)
         command = ["-m", "fedsaddle", "deploy", "site", str(place / "site.toml")]
         command += ["--parent", str(os.getpid())]
+        command += [] if self._interval is None else ["--interval", str(self._interval)]
         self.processes[name] = start(command, place / "site.log")
         return self.processes[name]
 

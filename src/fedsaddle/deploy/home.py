@@ -17,6 +17,7 @@ import ipaddress
 import os
 import re
 import secrets
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -147,8 +148,10 @@ def create(folder: Path, sites: Sequence[str], address: str, listen: str | None 
         raise FedsaddleError(f"deploy init: a federation needs at least 2 sites, got {len(sites)}")
     for name in sites:
         if not _SITE.fullmatch(name):
+            plain = _plain(name)
+            hint = f"; try {plain!r}" if _SITE.fullmatch(plain) and plain not in sites else ""
             raise FedsaddleError(
-                f"deploy init: a site's name is letters, digits, '.', '_' and '-', got {name!r}"
+                f"deploy init: a site's name is letters, digits, '.', '_' and '-', got {name!r}{hint}"
             )
     if twins := [name for i, name in enumerate(sites) if name in sites[:i]]:
         raise FedsaddleError(f"deploy init: two sites are called {twins[0]!r}; rename one of them")
@@ -180,6 +183,12 @@ def create(folder: Path, sites: Sequence[str], address: str, listen: str | None 
         (place / "site.toml").write_text(_SITE_TOML.format(name=name))
         (place / "README.md").write_text(_INSTRUCTIONS.format(name=name, address=address))
     return home
+
+
+def _plain(name: str) -> str:
+    """A name with letters, digits, '.', '_' and '-' alone: of "St. Mary's" St.-Marys."""
+    letters = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().replace("'", "")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", letters).strip("._-")[:63]
 
 
 def public_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -280,6 +289,7 @@ local_steps = 20
 [train]
 rounds = 50
 batch_size = 32
+eval_every = 5              # rounds: measuring at the sites takes two phases, most rounds of training one
 """
 
 _SITE_TOML = """\
@@ -330,7 +340,7 @@ You take part in a federation: a model is trained over several sites' data, and 
 1. Install: Python 3.11 or later, then `pip install "fedsaddle[flower]"`.
 2. Keep this folder on the machine that can read the data. `key.pem` is this site's identity: nobody else may read it.
 3. Write into `site.toml` where the data are and which column is to be predicted.
-4. Try it: `fedsaddle deploy check site.toml`. It says what is wrong in plain words.
+4. Try it: `fedsaddle deploy check site.toml`. It says what is wrong in plain words, and lists what would leave the site.
 5. Start it: `fedsaddle deploy site site.toml`, as a service that is started again when it stops. Stop it with Ctrl-C.
 
 The site opens outgoing TLS connections to {address} alone. Two processes run here: Flower's SuperNode, which holds that

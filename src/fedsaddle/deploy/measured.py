@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsaddle import metrics
 from fedsaddle.deploy.protocol import SPLITS, Head
 from fedsaddle.histograms import auc_from_histograms, edges
-from fedsaddle.metrics import Evaluation
+from fedsaddle.metrics import Evaluation, Interval
 
 AUC_TARGET = 1e-3  # how far the AUC over all sites may be off
 
@@ -31,13 +31,31 @@ def pooled_auc(counts: Sequence[Any]) -> dict[str, float]:
     """The AUC over all sites and how far it can be off, from the sites' counts; on training rows if nobody tests."""
     values: dict[str, float] = {}
     keys = dict(zip(SPLITS, ("train_auc", "valid_auc", "auc"), strict=True))
-    tested = any(c[SPLITS.index("test")] is not None for c in counts)
+    on_test = any(c[SPLITS.index("test")] is not None for c in counts)
     for k, split in enumerate(SPLITS):
         own = [c[k].long() for c in counts if c[k] is not None]
-        if own and not (split == "train" and tested):
+        if own and not (split == "train" and on_test):
             estimate = auc_from_histograms(own)
             values |= {keys[split]: estimate.auc, f"{keys[split]}_bound": estimate.bound}
     return values
+
+
+def intervals(counts: Sequence[Any]) -> dict[str, Interval]:
+    """Between what the AUCs over all sites may lie, as far as the choice of samples goes; scores of a bin are ties."""
+    found: dict[str, Interval] = {}
+    for split in ("valid", "test"):
+        own = [c[SPLITS.index(split)] for c in counts if c[SPLITS.index(split)] is not None]
+        total = sum(own[1:], start=own[0]) if own else torch.zeros(2, 1)
+        if (interval := metrics.auc_interval_of_counts(total[0], total[1])) is not None:
+            found[split] = interval
+    return found
+
+
+def tested(sketch: Any) -> tuple[int, int]:
+    """How many negatives and positives a site has tested on, from its first message."""
+    test = sketch[SPLITS.index("test")]
+    negatives, positives = (0, 0) if test is None else map(int, dict(test)["size"].tolist())
+    return negatives, positives
 
 
 def together(values: dict[str, float], heads: Mapping[int, Head], weights: Sequence[float]) -> Evaluation:

@@ -25,6 +25,7 @@ from pathlib import Path
 
 Process = subprocess.Popen[bytes]
 
+LOCAL_INTERVAL = 0.3  # where server and sites are one machine
 STOCK_INTERVAL = 3.0  # seconds between two looks of Flower's SuperNode for messages
 ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 _GOODBYE = 10.0  # seconds that a process has to end by itself

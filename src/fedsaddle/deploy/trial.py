@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsaddle.deploy.home import Home, create
+from fedsaddle.deploy.program import LOCAL_INTERVAL
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.toml import to_toml
 
@@ -25,7 +26,7 @@ def trial(folder: Path, n: int, address: str) -> Home:
         frame["mean radius"].to_numpy() + 4 * np.random.default_rng(0).standard_normal(len(frame))
     )
     for name in home.manifest.sites:
-        (home.site(name) / "link.toml").write_text(to_toml({"address": address, "interval": 0.3}))
+        (home.site(name) / "link.toml").write_text(to_toml({"address": address, "interval": LOCAL_INTERVAL}))
     for name, rows in zip(home.manifest.sites, np.array_split(order, n), strict=True):
         pd.DataFrame(frame.iloc[np.sort(rows)]).to_csv(home.site(name) / "data.csv", index=False)
     return home

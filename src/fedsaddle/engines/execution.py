@@ -102,6 +102,8 @@ class Graphs:
         if key not in self._recorded:
             try:
                 self._recorded[key] = Recording(work, message, cohort)
+            except torch.OutOfMemoryError:
+                raise  # a sweep goes on with fewer runs at once, which costs less than eager work
             except RuntimeError as error:
                 warn(f"{work.__name__} cannot be a CUDA graph and runs eagerly: {first_line(error)}")
                 self._recorded[key] = None

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedsaddle.checkpoint import constants
 from fedsaddle.clients import Clients, Task, Work
-from fedsaddle.deploy.measured import AUC_TARGET, cuts_of, pooled_auc, together
+from fedsaddle.deploy.measured import AUC_TARGET, cuts_of, intervals, pooled_auc, tested, together
 from fedsaddle.deploy.post import Answers, Ask, Post
 from fedsaddle.deploy.protocol import Agreed, Head, Missing, Reply, Request, Tag
 from fedsaddle.deploy.replies import check_finite, check_measured, check_size, odd_ones
@@ -103,6 +103,7 @@ class Flower(Clients):
             None
         ] * self.n_clients  # the version of each site's memory; None: blank
         self._committed = list(self._tags)
+        self._tested: dict[int, tuple[int, int]] = {}  # test samples of sites, negatives and positives
         self._missed: set[int] = set()  # the round's own participants that missed one of its phases
         self.phase_seconds: list[float] = []
 
@@ -264,15 +265,28 @@ class Flower(Clients):
         (point,) = z
         first = self._measure(0, (point, AUC_TARGET, None))
         sketches = [tree for tree, _ in first.values()]
-        tested = all("test" in head.get("sizes", {}) for _, head in first.values())
-        self.evaluated_on = "test" if tested else "train"
+        on_test = all("test" in head.get("sizes", {}) for _, head in first.values())
+        self.evaluated_on = "test" if on_test else "train"
         values: dict[str, float] = {}
+        self.auc_intervals = {}
         if any(part is not None for sketch in sketches for part in sketch):
             counts = self._measure(1, (point, AUC_TARGET, cuts_of(sketches)), list(first))
             values = pooled_auc([tree for tree, _ in counts.values()])
+            self.auc_intervals = intervals([tree for tree, _ in counts.values()])
+            self._count_tested(problem, {i: tree for i, (tree, _) in first.items()})
         shares = self.shares()  # as in a simulation
         weights = torch.ones(self.n_clients) if shares is None else shares
         return [together(values, {i: head for i, (_, head) in first.items()}, weights.tolist())]
+
+    def _count_tested(self, problem: Problem, sketches: Mapping[int, Any]) -> None:
+        """Note the sites' test samples of each class, of a site that did not answer now as it said before."""
+        self._tested |= {i: tested(sketch) for i, sketch in sketches.items()}
+        positive = getattr(problem, "positive", None)
+        if len(self.federation.classes) != 2 or positive not in (0, 1) or len(self._tested) < self.n_clients:
+            return
+        rows = [list(self._tested[i]) for i in range(self.n_clients)]
+        if any(map(sum, rows)):
+            self.test_class_counts = rows if positive == 1 else [row[::-1] for row in rows]
 
     def _measure(
         self, phase: int, message: Any, who: Sequence[int] | None = None

@@ -11,7 +11,8 @@ from fedsaddle.engines import ENGINES, Engine
 from fedsaddle.engines.execution import PRECISIONS
 from fedsaddle.engines.simulation import Simulation
 from fedsaddle.engines.torchrun import Torchrun
-from fedsaddle.errors import FedsaddleError, require
+from fedsaddle.errors import FedsaddleError, require, warn
+from fedsaddle.toml import in_line
 
 
 class Machine(NamedTuple):
@@ -39,17 +40,28 @@ class Machine(NamedTuple):
 
     def clients(self, task: Task) -> Clients:
         """A run's clients, wherever they are."""
-        return self.engine.clients(task) if isinstance(self.engine, Engine) else self.simulation(task)
+        if not isinstance(self.engine, Engine):
+            return self.simulation(task)
+        clients = self.engine.clients(task)
+        if clients.remote:
+            self._warn_of_sites()
+        return clients
+
+    def _warn_of_sites(self) -> None:
+        """Say which settings of the machine have no effect at sites."""
+        plain = {"device": "cpu", "precision": "full", "compile": False, "chunk": None, "offload": False}
+        given = {k: str(v) if isinstance(v := getattr(self, k), torch.device) else v for k in plain}
+        if odd := {k: v for k, v in given.items() if v != plain[k]}:
+            has, it = ("has", "it") if len(odd) == 1 else ("have", "them")
+            warn(
+                f"train: sites compute on the CPU, eagerly, in full precision and each alone, so {in_line(odd)} {has} no "
+                f"effect in a deployment: leave {it} out"
+            )
 
     def simulation(self, task: Task) -> Simulation:
         """Clients simulated on this machine, of one run or of replicas."""
         chunk = 1 if self.engine == "serial" else self.chunk
         kind = Torchrun if self.engine == "torchrun" else Simulation
-        if task.aggregation is not None and self.engine == "torchrun":
-            raise FedsaddleError(
-                f"train: aggregation {self.aggregation!r} needs all replies in one process; engine 'torchrun' adds them up "
-                "where they are: use 'stacked'"
-            )
         return kind(
             task, chunk=chunk, device=self.device, compile=self.compile, precision=self.precision, offload=self.offload,
         )  # fmt: skip

@@ -63,7 +63,7 @@ class Simulation(Clients):
         self._tensored: tuple[Problem, Problem] | None = None  # the problem, and as cohorts have it
         self._chunk = max(1, chunk // len(self.seeds)) if chunk else self.n_clients
         # compiled for replicas of any seeds, unless those of one seed read their samples together
-        self._alike = 1 if self.in_tensors and not _reads_together(problem) else _run_length(self.seeds)
+        self._per_seed = 1 if self.in_tensors and not _reads_together(problem) else _run_length(self.seeds)
         self._drawn_anew = False  # whether a round's first phase has other participants than the round's own
         self._blank: Any = None  # what a client remembers before its first work, every tensor [1, k]
         self._memory: ClientMemory | None = None
@@ -126,7 +126,7 @@ class Simulation(Clients):
             longest=self._longest,
             sides=self._sides
             and Sides(self._sides.rows, self._sides.first[:, ids], self._sides.sizes[:, ids]),
-            alike=self._alike,
+            per_seed=self._per_seed,
         )
 
     def _for_steps(self) -> Problem:

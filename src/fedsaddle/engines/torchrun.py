@@ -73,6 +73,11 @@ class Torchrun(Simulation):
         super().__init__(task._replace(federation=_only(federation, own)), **options)
         if len(self.seeds) > 1:
             raise FedsaddleError("replicas: engine 'torchrun' computes one run at a time; use 'stacked'")
+        if self.aggregation is not None:
+            raise FedsaddleError(
+                "train: engine 'torchrun' adds replies up where they are, and a rule of aggregation needs all of them in "
+                "one process; use engine 'stacked', or aggregation 'mean'"
+            )
         if options.get("offload"):
             raise FedsaddleError(
                 "train: engine 'torchrun' keeps its samples on the device; use offload=False"
@@ -138,7 +143,7 @@ class Torchrun(Simulation):
     # ---- all clients -------------------------------------------------------------------------------------
 
     def mean(
-        self, work: Work, message: Any, *, who: Draw | None = None, weights: Tensor | str | None = "clients"
+        self, work: Work, message: Any, *, who: Draw | None = None, weights: str = "clients"
     ) -> tuple[Any, float | Tensor]:
         mean = super().mean
 

@@ -15,7 +15,8 @@ the positive ratio of the mixture of clients that the rounds go down; then F is 
 alpha the difference of its class means. By default it is the mean of the clients' ratios, each weighed as in a long run:
 equally, but for cyclic participation, where groups weigh equally (CyCp eq. (4)), so that the members of a small one count
 more. Where the algorithm weighs clients by their samples (weights="samples"), "pooled" is the ratio. With another p a model
-that has a bias collapses: f then has its lowest phi where all scores are one constant. A run warns of it where it can tell.
+that has a bias collapses: f then has its lowest phi where all scores are one constant (with `dual="margin"` all scores drift
+together without an end instead). A run warns of it where it can tell.
 `dual="margin"` is the form of the public CODASCA and LibAUC code, whose dual step is not the gradient of F: it uses a and
 b in place of the class means and drops the factor p(1-p).
 """
@@ -222,10 +223,12 @@ class AUC(ModelProblem):
         return replace(self, p=float(p))
 
     def _compare(self, p: float, ratios: Tensor, clients: Clients) -> None:
-        """Warn of a p that is not the positive ratio of the mixture that the run goes down: then scores collapse."""
-        known = clients.participation.shares(clients.n_clients, clients.seeds[0]) is not None
-        if clients.algorithm is None or not known or not clients.writes:
+        """Warn of a p that is not the positive ratio of the mixture that the run goes down: scores collapse or drift."""
+        if clients.algorithm is None or not clients.writes:
             return
+        scheme = clients.participation
+        if not clients.algorithm.of_all and scheme.shares(clients.n_clients, clients.seeds[0]) is None:
+            return  # nobody knows the mixture
         pi, sizes = float(_mean(ratios, clients.shares())), clients.size_weights
         if pi in (0.0, 1.0) or abs(p - pi) <= _SAME_RATIO * min(pi, 1 - pi):
             return
@@ -233,10 +236,11 @@ class AUC(ModelProblem):
         names = {"client_mean": float(_mean(ratios, clients.shares("clients"))), "pooled": pooled}
         remedy = next((f"'{name}'" for name, value in names.items() if abs(value - pi) < 1e-12), f"{pi:.6g}")
         said = f"'{self.p}' ({p:.4g})" if isinstance(self.p, str) else f"{p:.4g}"
+        fate = "drift together without an end" if self.dual == "margin" else "collapse to one constant"
         warn(
             f"{type(clients.algorithm).__name__}: p = {said} is not the positive ratio {pi:.4g} of the mixture of clients "
-            "that this run goes down (by their weights and participation), so the scores of a model with a bias collapse to "
-            f"one constant; use p = {remedy}"
+            f"that this run goes down (by their weights and participation), so the scores of a model with a bias {fate}; "
+            f"use p = {remedy}"
         )
 
     def class_counts(self, cohort: Cohort, message: None) -> tuple[Tensor, None]:

@@ -17,7 +17,8 @@
     sigma           | sigma: standard deviation of one sample's gradient around its client's
     sigma_1, D      | zeta_x, zeta_y: root mean squared distance of the clients' gradients from their mean
 
-constants.py has the constants, measure.py finds them, steps.py says what an answer is, and theorems.py has the theorems.
+constants.py has the constants, measure.py finds them, steps.py says what an answer is, theorems.py has the theorems,
+and rules_of_thumb.py the steps of methods without one.
 
 Theory is careful: its steps hold for the worst problem that has these constants, and a tuned step is often ten to a thousand
 times larger. What it gives reliably is how a step should change with L, the number of clients and of local steps.
@@ -27,28 +28,23 @@ from __future__ import annotations
 
 from fedsaddle.theory.constants import Constants
 from fedsaddle.theory.measure import probe
+from fedsaddle.theory.rules_of_thumb import amplified_scaffold, fedavg, fedprox, fedxl2, local_sgda, scaffold
 from fedsaddle.theory.steps import Assumption, Comparison, Setting, Steps, Value, compare
 from fedsaddle.theory.theorems import (
     THEOREMS,
-    amplified_scaffold,
     coda,
     coda_plus,
     codasca,
     codasca_as_published,
     cycp_minimax,
     cycp_pairwise,
-    fedavg,
-    fedprox,
     fedsgda,
-    fedxl2,
     ffmdr,
-    local_sgda,
     npa,
     prescribe,
     rs_minimax,
     rs_pairwise,
     scaff_pd,
-    scaffold,
 )
 
 __all__ = [

@@ -103,3 +103,20 @@ class Constants:
     def D(self) -> float | None:
         """The drift bound of CODASCA's Assumption 2, for x and for y."""
         return None if self.zeta_x is None else max(self.zeta_x, self.zeta_y or 0.0)
+
+
+def require(who: str, c: Constants, dual: Literal["any", "strong", "needed"] = "strong") -> None:
+    """Refuse constants to which a theorem does not apply."""
+    if not c.L > 0:
+        raise FedsaddleError(
+            f"{who}: L must be > 0, got {c.L}; a loss without curvature bounds no step; give L with constants.given(L=...)"
+        )
+    if dual != "any" and not c.mu > 0:
+        raise FedsaddleError(
+            f"{who}: the theorem needs a strongly concave dual, mu > 0, got {c.mu}; add a term -mu/2 ||y||^2 to the "
+            "objective, or give a bound with constants.given(mu=...)"
+        )
+    if dual == "needed" and math.isinf(c.mu):
+        raise FedsaddleError(
+            f"{who}: the theorem is about a min-max problem, but there is no dual variable (mu = inf)"
+        )

@@ -1,4 +1,4 @@
-"""The step sizes of the theorems, algorithm by algorithm, and rules of thumb where a method has none.
+"""The step sizes of the theorems, algorithm by algorithm. Where a method has none: rules_of_thumb.py.
 
 E1.4 and the like number the errata of the papers.
 """
@@ -9,28 +9,22 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.theory.constants import Constants
+from fedsaddle.theory.constants import Constants, require
+from fedsaddle.theory.rules_of_thumb import (
+    amplified_scaffold,
+    fedavg,
+    fednest,
+    fedprox,
+    fedxl2,
+    local_minimax,
+    local_sgda,
+    scaffold,
+    weighted,
+)
 from fedsaddle.theory.steps import Assumption, Setting, Steps, Value
-
-
-def _require(who: str, c: Constants, dual: Literal["any", "strong", "needed"] = "strong") -> None:
-    """Refuse constants to which a theorem does not apply."""
-    if not c.L > 0:
-        raise FedsaddleError(
-            f"{who}: L must be > 0, got {c.L}; a loss without curvature bounds no step; give L with constants.given(L=...)"
-        )
-    if dual != "any" and not c.mu > 0:
-        raise FedsaddleError(
-            f"{who}: the theorem needs a strongly concave dual, mu > 0, got {c.mu}; add a term -mu/2 ||y||^2 to the "
-            "objective, or give a bound with constants.given(mu=...)"
-        )
-    if dual == "needed" and math.isinf(c.mu):
-        raise FedsaddleError(
-            f"{who}: the theorem is about a min-max problem, but there is no dual variable (mu = inf)"
-        )
 
 
 def _over(value: float) -> float:
@@ -95,7 +89,7 @@ def codasca(c: Constants, run: Setting) -> Steps:
     Args:
         run: clients, local_steps (I_0).
     """
-    _require("CODASCA", c)
+    require("CODASCA", c)
     effective = min(1 / (3 * c.L + 3 * c.L**2 / c.mu), c.mu / (40 * c.L**2))
     server_lr = math.sqrt(run.clients)
     values: dict[str, Value] = {
@@ -144,7 +138,7 @@ def coda_plus(c: Constants, run: Setting) -> Steps:
     Args:
         run: clients, local_steps, batch_size.
     """
-    _require("CODAPlus", c)
+    require("CODAPlus", c)
     lr, N, I, noise, D = _single_step(c), run.clients, run.I, _noise(c, run.batch_size), c.D
     exact, notes = True, []
     if I == 1:
@@ -214,7 +208,7 @@ def npa(c: Constants, run: Setting) -> Steps:
     Args:
         run: clients, batch_size, and accuracy to decide whether the minibatch is large.
     """
-    _require("NPA", c)
+    require("NPA", c)
     lr, rate = _single_step(c), _stage_rate(c)
     values: dict[str, Value] = {
         "lr": lr,
@@ -270,7 +264,7 @@ def fedsgda(c: Constants, run: Setting, *, estimator: str = "storm") -> Steps:
         raise FedsaddleError(
             f"FedSGDA: estimator must be one of {', '.join(theorems)}, svrg, averaged, got {estimator!r}"
         )
-    _require("FedSGDA", c, "needed")
+    require("FedSGDA", c, "needed")
     L_f = math.sqrt(2) * max(math.hypot(c.L_1, c.L_21), math.hypot(c.L_2, c.L_12))
     Lt, I, M = 2 * (c.L_phi + L_f), run.I, run.M
     dual = min(_over(2 * c.L_2), 1 / c.mu, _over(c.L_21), 1 / (192 * Lt * I))
@@ -339,7 +333,7 @@ def cycp_minimax(c: Constants, run: Setting) -> Steps:
     Args:
         run: groups (G), participants (M a visit), local_steps, batch_size.
     """
-    _require("CyCpMinimax", c)
+    require("CyCpMinimax", c)
     G, M, I, noise = run.groups, run.M, run.I, _noise(c, run.batch_size)
     lr = _single_step(c) / (G * I)
     notes = [
@@ -398,7 +392,7 @@ def cycp_pairwise(c: Constants, run: Setting) -> Steps:
     Args:
         run: groups (G), participants (M a visit), local_steps, batch_size, accuracy (of the first stage for 5.3).
     """
-    _require("CyCpPairwise", c, "any")
+    require("CyCpPairwise", c, "any")
     if run.accuracy is None:
         raise FedsaddleError(
             "CyCpPairwise: the theorem's steps depend on the accuracy asked for; give one, such as accuracy=0.1"
@@ -464,7 +458,7 @@ def ffmdr(c: Constants, run: Setting, *, rate: bool = False) -> Steps:
         run: clients, participants.
         rate: also meet Theorem 2's condition C eps/(2 (1/beta - L)) + 6 L^2 sum_i p_i <= 1/(8 beta), half by half.
     """
-    _require("FFMDR", c)
+    require("FFMDR", c)
     kappa = c.L / c.mu
     L = c.L * (1 + kappa)
     beta = (math.sqrt(85) - 9) / (4 * L)
@@ -530,7 +524,7 @@ def scaff_pd(c: Constants, run: Setting, *, gamma_0: float = 1.0) -> Steps:
             1/(1 - theta) >= sigma^2/(mu_x accuracy) for noisy gradients.
         gamma_0: first weight of the second schedule; the paper leaves it free.
     """
-    _require("ScaffPD", c, "any")
+    require("ScaffPD", c, "any")
     if c.mu_x is None or not c.mu_x > 0:
         raise FedsaddleError(
             f"ScaffPD: the theorems need strongly convex clients, mu_x > 0, got {c.mu_x}; add mu_x/2 ||x||^2 to the loss, "
@@ -616,79 +610,7 @@ def _drift_free(u: float, local_steps: int) -> float:
     return 1.0 if local_steps == 1 else max(1.0, 4 * math.sqrt(36 * u + 2 * u**2))
 
 
-# -------------------------------------------------------------------------------- methods without a theorem here
-
-
-def _rule_of_thumb(
-    who: str, c: Constants, run: Setting, more: Mapping[str, Value] = {}, extra: float = 0.0
-) -> Steps:
-    _require(who, c, "any")
-    notes = ["rule of thumb, not one of the five papers: lr <= 1/(L local_steps)"]
-    if not math.isinf(c.mu):
-        notes.append(
-            "descent ascent may need a smaller step: where the coupling of x and y dominates, about mu/L^2"
-        )
-    return Steps(
-        {"lr": 1 / ((c.L + extra) * run.I), "local_steps": run.I, **more},
-        "rule of thumb",
-        False,
-        (Assumption.SMOOTH,),
-        tuple(notes),
-    )
-
-
-def scaffold(c: Constants, run: Setting) -> Steps:
-    """SCAFFOLD: lr = 1/(L I), server_lr = 1; a rule of thumb, not one of the five papers."""
-    return _rule_of_thumb("SCAFFOLD", c, run, {"server_lr": 1.0})
-
-
-def fedavg(c: Constants, run: Setting) -> Steps:
-    """FedAvg: lr = 1/(L I), server_lr = 1; a rule of thumb, not one of the five papers."""
-    return _rule_of_thumb("FedAvg", c, run, {"server_lr": 1.0})
-
-
-def amplified_scaffold(c: Constants, run: Setting) -> Steps:
-    """Amplified SCAFFOLD: lr = 1/(L I); a rule of thumb, not one of the five papers."""
-    return _rule_of_thumb("AmplifiedSCAFFOLD", c, run)
-
-
-def weighted(c: Constants, run: Setting) -> Steps:
-    """AFL, AgnosticFedAvg, DRFA, q-FedAvg, Delta-FL: lr = 1/(L I); a rule of thumb, not one of the five papers."""
-    return _rule_of_thumb("Weighted averaging", c, run)
-
-
-def local_minimax(c: Constants, run: Setting) -> Steps:
-    """Momentum Local SGDA, Fed-Norm-SGDA, FedSGDA+, FedSGDA-M: lr = lr_dual = 1/(L I); a rule of thumb."""
-    steps = local_sgda(c, run)
-    return dataclasses.replace(steps, values={k: v for k, v in steps.values.items() if k != "server_lr"})
-
-
-def fednest(c: Constants, run: Setting) -> Steps:
-    """FEDNEST: its lr is of a whole loop, so lr = lr_dual = 1/L; a rule of thumb, not one of the five papers."""
-    steps = local_minimax(c, run)
-    scaled = {
-        k: v * run.I if k in ("lr", "lr_dual") and isinstance(v, float) else v
-        for k, v in steps.values.items()
-    }
-    return dataclasses.replace(steps, values=scaled)
-
-
-def fedxl2(c: Constants, run: Setting) -> Steps:
-    """FeDXL2: lr = 1/(L I), L of the objective; a rule of thumb, not one of the five papers."""
-    return _rule_of_thumb("FeDXL2", c, run)
-
-
-def fedprox(c: Constants, run: Setting, *, mu: float = 0.0) -> Steps:
-    """FedProx: lr = 1/((L + mu) I), mu its prox coefficient; a rule of thumb, not one of the five papers."""
-    return _rule_of_thumb("FedProx", c, run, {"server_lr": 1.0}, extra=mu)
-
-
-def local_sgda(c: Constants, run: Setting) -> Steps:
-    """Local SGDA: lr = lr_dual = 1/(L I); a rule of thumb, not one of the five papers."""
-    steps = _rule_of_thumb("LocalSGDA", c, run, {"server_lr": 1.0})
-    dual = {} if math.isinf(c.mu) else {"lr_dual": steps.values["lr"]}
-    return dataclasses.replace(steps, values={**steps.values, **dual})
-
+# -------------------------------------------------------------------------------------------------------- all
 
 THEOREMS: dict[str, Callable[..., Steps]] = {
     "local_sgda": local_sgda,
