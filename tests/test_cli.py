@@ -24,6 +24,7 @@ from sklearn.metrics import roc_auc_score
 from fedsaddle import cli
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.describe import described, parameters, things
+from fedsaddle.export import load_model
 from fedsaddle.kinds import Kind
 from fedsaddle.toml import to_toml
 from tests.conftest import Command, Done
@@ -71,6 +72,66 @@ def hospitals(change: Callable[[str, pd.DataFrame], pd.DataFrame] = lambda name,
     pd.concat(frames).to_csv("all.csv", index=False)
 
 
+# ----------------------------------------------------------------------------------------------------- score
+
+
+def _new_rows(**more: Any) -> pd.DataFrame:
+    frame = pd.DataFrame({"bmi": [0.2, 0.9, 0.4], "age": [50.0, 80.0, 61.0], "id": ["007", "008", "1e3"]})
+    frame = frame.assign(**more)
+    frame.to_csv("new.csv", index=False)
+    return frame
+
+
+def test_score_of_new_rows(fedsaddle: Command) -> None:
+    hospitals()
+    fedsaddle("run", save(FRAME), "--quiet", "--out", "r")
+    frame, model = _new_rows(), load_model("r")
+    done = fedsaddle("score", "r", "new.csv", "--keep", "id", "--out", "scores.csv")
+    assert done.out == "scores.csv\n"
+    scored = pd.read_csv("scores.csv", dtype={"id": str})
+    assert list(scored.columns) == ["row", "id", "score"] and list(scored["row"]) == [0, 1, 2]
+    assert list(scored["id"]) == list(frame["id"])  # as they stand in the file
+    np.testing.assert_array_equal(
+        scored["score"].astype("float32"), model(model.rows(frame)).squeeze(1).numpy()
+    )
+    assert fedsaddle("score", "r", "new.csv", "--keep", "id").out == Path("scores.csv").read_text()
+
+
+def test_score_of_classes(fedsaddle: Command) -> None:
+    hospitals(lambda name, frame: frame.assign(died=np.where(frame["died"] == 1, "yes", "no")))
+    data = {k: v for k, v in FILES["data"].items() if k != "positive"}
+    tree = FILES | {"data": data, "problem": {"name": "erm", "loss": "cross_entropy"}}
+    tree["algorithm"] = {"name": "fedavg", "lr": 0.1}
+    fedsaddle("run", save(tree), "--quiet", "--out", "r")
+    frame, model = _new_rows(), load_model("r")
+    head, *lines = fedsaddle("score", "r", "new.csv").out.splitlines()
+    assert head == "row,class,score_no,score_yes"
+    best = [["no", "yes"][i] for i in model(model.rows(frame)).argmax(1).tolist()]
+    assert [line.split(",")[1] for line in lines] == best
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["score", "r", "nw.csv"], "nw.csv: is no file; did you mean 'new.csv'?"),
+        (["score", "x", "new.csv"], "x: "),
+        (["score", "r", "new.csv", "--keep", "Id"], "--keep 'Id' is no column of new.csv; did you mean 'id'?"),
+        (["score", "r", "new.csv", "--keep", "score"], "--keep 'score' is what a column of the scores is called"),
+        (["score", "r", "short.csv"], "short.csv: "),
+        (["score", "r", "tiny.toml"], "must be a .csv or .parquet file, got tiny.toml"),
+        (["score", "q", "new.csv"], "q: has no model that can be loaded"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_scored_is_one_line(fedsaddle: Command, arguments: list[str], message: str) -> None:
+    hospitals()
+    fedsaddle("run", save(FRAME), "--quiet", "--out", "r")
+    fedsaddle("run", save(QUADRATIC), "--quiet", "--out", "q")
+    _new_rows(score=1.0).drop(columns="age").to_csv("short.csv", index=False)
+    done = fedsaddle(*arguments)
+    assert done.code == 2 and done.out == ""
+    assert message in done.err and done.err.count("\n") == 1
+
+
 # ------------------------------------------------------------------------------------------------------- run
 
 
@@ -91,7 +152,7 @@ def test_run(fedsaddle: Command, tree: dict[str, Any], shown: str) -> None:
     assert shown in done.out
     folder = Path("runs/tiny")
     files = {"config.toml", "history.jsonl", "seconds.jsonl", "checkpoint", "result.json", "report.html"}
-    files |= {"model.safetensors", "scores.csv"} if "model" in tree else set()
+    files |= {"model.safetensors", "scores.csv", "clients.csv"} if "model" in tree else set()
     assert {p.name for p in folder.iterdir()} == files
     assert done.out.splitlines()[-1].startswith("runs/tiny: config.toml, history.jsonl")
     records = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]

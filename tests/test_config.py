@@ -447,6 +447,7 @@ def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
         "config.toml",
         "history.jsonl",
         "scores.csv",
+        "clients.csv",
         "seconds.jsonl",
         "checkpoint",
         "result.json",

@@ -14,7 +14,7 @@ import sys
 import tomllib
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import typer
@@ -62,7 +62,9 @@ def with_python(pages: list[Path]) -> list[Path]:
 def test_examples_run(page, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for block in blocks(page, "python"):
-        exec(compile(block, page.name, "exec"), {"__name__": "example"})
+        module = ModuleType("example")
+        monkeypatch.setitem(sys.modules, "example", module)  # as a file has: States are found there
+        exec(compile(block, page.name, "exec"), vars(module))
 
 
 def test_readme_is_short_and_names_every_algorithm() -> None:

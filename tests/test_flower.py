@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -378,6 +379,52 @@ def test_only_client_work_can_be_called(name: str, tmp_path: Path) -> None:
     request = next(r for i, r in fleet.requests if i == 0 and _is_work(r, "drift"))
     reply = fleet.workers[0].answer(request._replace(head=request.head | {"work": name}))
     assert reply.head["status"] == "refused" and "is no client work" in reply.head["reason"]
+
+
+@pytest.mark.parametrize("section", ["model", "algorithm"])
+def test_code_of_ones_own_is_imported_only_where_a_site_allows_it(
+    section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_code.py").write_text(
+        "import torch\n"
+        "from fedsaddle.algorithms.codasca import CODASCA\n"
+        "class Own(CODASCA):\n    pass\n"
+        "def net(sample_shape):\n    return torch.nn.Linear(5, 1)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_code", raising=False)
+    spec, config = f"own_code:{'net' if section == 'model' else 'Own'}", tree("codasca", rounds=2)
+    own = {k: v for k, v in config[section].items() if section == "algorithm" and k != "name"}
+    config[section] = {"module": spec} | own
+    fleet = Fleet(federation(), tmp_path)
+    with pytest.raises(FedsaddleError, match=f"{section}.module: '{spec}' is not allowed at this site"):
+        deployed(fleet, config, timeout=0.3).finish()
+    fleet = Fleet(federation(), tmp_path / "allowed")
+    for site in fleet.sites:
+        site.modules = (spec,)
+    run = deployed(fleet, config).finish()
+    torch.testing.assert_close(run.z, simulated(fleet.sites[0].whole, config).z, rtol=0, atol=1e-6)
+
+
+def test_a_mistake_in_client_work_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(federation(), tmp_path)
+    deployed(fleet, tree("codasca", rounds=1)).finish()
+    request = next(r for i, r in fleet.requests if i == 0 and _is_work(r, "drift"))
+    work = codasca.CODASCA.drift_corrected_steps
+
+    def reason(spoilt: Any) -> str:
+        monkeypatch.setattr(
+            codasca.CODASCA, "drift_corrected_steps", lambda self, cohort, s: spoilt(self, cohort, s)
+        )
+        return str(fleet.workers[0].answer(request).head["reason"])
+
+    assert "local work returns (reply, memory)" in reason(lambda *a: work(*a)[0])
+    assert "the new memory must be [1, 9], as memory() says, got [1, 2]" in reason(
+        lambda *a: (work(*a)[0], work(*a)[1][..., :2])
+    )
+    monkeypatch.undo()
+    without = request._replace(head=request.head | {"remembers": False})
+    assert "cohort.memory is None: the algorithm" in str(fleet.workers[0].answer(without).head["reason"])
 
 
 # ---- the server ends and goes on ---------------------------------------------------------------------------

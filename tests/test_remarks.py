@@ -16,11 +16,13 @@ import torch
 import fedsaddle as fs
 from fedsaddle import metrics
 from fedsaddle.compare import notices
+from fedsaddle.errors import Diverged
 from fedsaddle.folder import read_result
 from fedsaddle.measures import LOWERED, Of, names
 from fedsaddle.remarks import grown, remarks
 from fedsaddle.scores import DIFFERENT, compared
 from fedsaddle.steps import objective
+from fedsaddle.tables import number
 
 pytest.importorskip("plotly")
 
@@ -95,6 +97,56 @@ def test_an_objective_that_grew_is_said() -> None:
     )
     infinite = grown | {"metrics": grown["metrics"] | {"phi": None}}
     assert "The objective phi ended at no finite number: a smaller step may help." in remarks(infinite)
+
+
+def _quadratic(lr: float, rounds: int, **options: Any) -> fs.Run:
+    clients = fs.quadratic_federation(clients=4)
+    algorithm = fs.LocalSGDA(lr=lr, local_steps=3)
+    return fs.train(
+        fs.QuadraticSaddle(), algorithm, clients, rounds=rounds, dtype="float64", **options
+    ).finish()
+
+
+def test_a_run_that_has_left_the_saddle_is_said() -> None:
+    sound, wild = (_quadratic(lr, 20).summary() for lr in (0.05, 2.0))
+    assert remarks(sound) == []
+    (said,) = remarks(wild)
+    first, last = wild["distance_at_start"], wild["metrics"]["distance"]
+    assert last > 1e6
+    what = f"The distance to the saddle ended at {last:.4g}, above the {first:.4g} it began with"
+    assert said == f"{what}: a smaller step may help."
+    of_field = {k: v for k, v in wild["metrics"].items() if k != "distance"}
+    (said,) = remarks(wild | {"metrics": of_field})
+    assert said.startswith("The norm of the saddle field ended at ")
+    nearby = of_field | {"field_norm": 3 * wild["field_norm_at_start"]}  # as fields may be on their way
+    assert remarks(wild | {"metrics": nearby}) == []
+    assert (
+        remarks(wild | {"metrics": wild["metrics"] | {"robust_loss": 1.0}}) == []
+    )  # that is what is lowered
+
+
+def test_a_measure_too_large_for_a_number_is_a_divergence(tmp_path: Path) -> None:
+    with pytest.raises(
+        Diverged, match=r"LocalSGDA: diverged in round \d+, the distance to the saddle is not"
+    ):
+        _quadratic(2.0, 1000, out=tmp_path, eval_every=1)
+    last = json.loads((tmp_path / "history.jsonl").read_text().splitlines()[-1])
+    assert last["distance"] > 1e100  # the square of a next one is no number
+
+    def loss(x: torch.Tensor, y: torch.Tensor, batch: Any) -> torch.Tensor:
+        return (x * batch["x"]).sum(-1) ** 2 - y.sum() ** 2
+
+    def own(x: torch.Tensor, y: torch.Tensor, data: Any) -> Any:
+        return {"distance": float("nan")}
+
+    data = fs.Federation.from_arrays(np.ones((8, 2)), np.arange(8) % 2, clients=np.arange(8) // 4)
+    custom = fs.Custom(loss, 2, 1, metrics=own)
+    run = fs.train(custom, fs.LocalSGDA(lr=0.01), data, rounds=2).finish()
+    assert run.metrics["distance"] is None  # a user's own may be undefined
+
+
+def test_an_undefined_number_is_no_none() -> None:
+    assert number(None) == "undefined"
 
 
 def test_one_list_says_what_training_lowers(monkeypatch: pytest.MonkeyPatch) -> None:

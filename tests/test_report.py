@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import fedsaddle as fs
 from fedsaddle import figures, report
-from fedsaddle.figures import linear_weights, log_axis
+from fedsaddle.figures import linear_weights, log_axis, within_one
 from fedsaddle.models import Linear
 from tests.harness import binary
 
@@ -166,6 +166,60 @@ def test_repetitions_are_shown_by_mean_and_spread(tmp_path: Path) -> None:
     assert line["y"][-1] == pytest.approx(finals.mean().item())
 
 
+def test_a_comparison_has_every_client_in_numbers(tmp_path: Path) -> None:
+    rows: dict[str, list[Path]] = {"a": [], "b & c": [], "other": []}
+    made = [
+        ("a", ["n", "s"], [0.5, 0.25]),
+        ("a", ["n", "s"], [0.7, 0.25]),
+        ("b & c", ["n", "s"], [0.9, None]),
+    ]
+    for name, clients, values in [*made, ("other", ["x"], [0.3])]:
+        folder = tmp_path / f"{name}{len(rows[name])}"
+        folder.mkdir()
+        (folder / "history.jsonl").write_text(json.dumps({"round": 1, "auc": 0.5}) + "\n")
+        result = {
+            "client_names": clients,
+            "per_client": {"auc": values},
+            "metrics": {"auc": 0.5},
+        }
+        real = json.loads((auc_run(tmp_path / "real" / folder.name) / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps(real | result | {"test_class_counts": None}))
+        rows[name].append(folder)
+    text = report.write_comparison(rows, tmp_path / "out.html").read_text(encoding="utf-8")
+    table = text[text.index("<table class='rows clients'") :].partition("</table>")[0]
+    assert re.findall(r"<th scope='col'>([^<]*)", table) == ["Client", "a", "b &amp; c"]
+    lines = [re.findall(r"<t[hd][^>]*>([^<]*)<", line) for line in table.split("<tr>")[2:]]
+    assert lines == [["n", "0.6000", "0.9000"], ["s", "0.2500", "–"]]
+    assert "Not in it, for want of the same clients: other." in text
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("auc", [1.0, 1.0]),
+        ("valid_auc", [0.998, 1.0]),
+        ("accuracy_clients", [0.2, None, 0.99]),
+        ("train_precision", [0.9, 0.96]),
+    ],
+)
+def test_axes_of_shares_end_at_one(key: str, values: list[float | None]) -> None:
+    low, high = within_one(key, values)["range"] if max(v or 0 for v in values) > 0.97 else (0.0, 1.0)
+    seen = [v for v in values if v is not None]
+    assert low < min(seen) and max(seen) <= high
+    assert 1 <= high < 1 + (1 - low) / 9  # no label beyond 1: steps are a seventh at least
+
+
+def test_axes_of_other_measures_and_far_from_one_are_free() -> None:
+    assert within_one("loss", [1.0]) == within_one("auc_std", [1.0]) == within_one("auc", [0.5, 0.6]) == {}
+    assert within_one("auc", []) == {}
+
+
+def test_a_perfect_run_is_drawn_up_to_one() -> None:
+    run = figures.Run([{"round": r, "auc": 1.0, "auc_worst20": 1.0} for r in range(3)])
+    panels = figures.course([figures.Group("a", 0, [run])], "auc").panels
+    assert all(p.layout["yaxis"]["range"][1] < 1.01 for p in panels)
+
+
 @pytest.mark.parametrize(
     ("a", "b", "bold"),
     [
@@ -188,7 +242,7 @@ def test_bold_is_what_is_ahead_of_chance(
     cells = [i for i, (t, _) in enumerate(page.tags) if t == "td"]
     assert [page.tags[i][1].get("class") for i in cells].count("best") == bold
     assert not bold or page.tags[cells[0]][1].get("class") == "best"  # the first row, the AUC
-    assert "ahead of the second" in page.text and ("Here none is" in page.text) == (not bold)
+    assert ("In bold: the best mean" in page.text) == bool(bold)  # no word of what is not there
 
 
 def test_comparison_has_one_colour_and_one_row_a_run(tmp_path: Path) -> None:

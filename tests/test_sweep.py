@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsaddle import alike, cli, journal, metrics, sweep_report
+from fedsaddle import alike, cli, journal, metrics, sweep_figures, sweep_report
 from fedsaddle import config as configs
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.alike import Federations
@@ -98,6 +98,36 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(alike, "run_all", counting)
     return seen
+
+
+# ------------------------------------------------------------------------------------ methods and models as points
+
+
+def test_points_may_be_algorithms_and_models() -> None:
+    """Keys of the file that another algorithm or model has not are left out, as with --set."""
+    tree = copy.deepcopy(CANCER)
+    tree["algorithm"] |= {"weights": "samples", "server_lr": 0.9}
+    tree["model"]["zero"], tree["problem"]["p"] = True, "pooled"
+    names = ["codasca", "fedsgda", "local_sgda", "scaffold"]
+    points = {"algorithm.name": names, "model.name": ["linear", "mlp"]}
+    with pytest.warns(UserWarning, match="is left out at points of") as said:
+        made = plan(save(tree, points))
+    assert [str(w.message) for w in said] == [
+        "model.zero of the file is left out at points of mlp, without such a key",
+        "algorithm.weights of the file is left out at points of fedsgda, without such a key",
+        "algorithm.server_lr of the file is left out at points of fedsgda, without such a key",
+    ]
+    by_name = {c.tree["algorithm"]["name"]: c.tree["algorithm"] for (c, _) in made.runs}
+    assert by_name["scaffold"]["weights"] == "samples" and "weights" not in by_name["fedsgda"]
+    with pytest.warns(UserWarning, match="is left out"):
+        done = sweep(save(tree, points, seeds=[0]), out="out")
+    assert [row.point["algorithm.name"] for row in done.rows] == [name for name in names for _ in range(2)]
+    assert all(done.score(row) is not None for row in done.rows)
+    points["algorithm.weights"] = ["samples"]
+    with pytest.raises(
+        FedsaddleError, match=r"algorithm.weights: unknown key; fedsgda takes .* \(at the point"
+    ):
+        plan(save(tree, points))
 
 
 # ----------------------------------------------------------------------------------- the same as single runs
@@ -975,6 +1005,40 @@ def test_the_page_names_a_command_that_works_where_the_sweep_was_asked_for(
         (command,) = re.findall(r"\nfedsaddle (run [^<]*)</pre>", text)
         assert command == f"run {folder}/best.toml"
         assert cli._main([*command.split(), "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "log"),
+    [
+        ([0.01, 0.03, 0.1], True),
+        ([1, 4, 32], True),
+        ([0.5, 1.0], False),
+        ([1, 2, 4, 8, 10], True),
+        ([2, 4, 6, 8, 10, 12, 14, 16], False),
+        ([0.001, 1.0], True),
+        ([0, 1, 100], False),
+        ([0.1], False),
+        ([k / 10 for k in range(1, 15)], False),
+    ],
+)
+def test_when_an_axis_is_logarithmic(values: list[float], log: bool) -> None:
+    assert sweep_figures._wide(values) == log
+
+
+def test_one_seed_is_no_spread_and_swept_algorithms_are_counted() -> None:
+    pytest.importorskip("plotly")
+    points = {"algorithm.name": ["codasca", "local_sgda"], "algorithm.lr": [0.1, 0.05]}
+    one = sweep(save(QUADRATIC, points, seeds=[3]), out="one")
+    assert "with train.seed = 3 alone: how far other seeds are from it is not known" in one.verdict()
+    assert "std" not in one.verdict()
+    assert "2 algorithms on QuadraticSaddle: 2 hyper-parameters" in Path("one/sweep.html").read_text()
+    one.swept[0].metrics["distance"]["mean"] = 0.68
+    (panel,) = overview(one)["maps"].panels
+    cells = [a["text"] for a in panel.layout["annotations"]]
+    assert "0.6800" in cells  # beside others of four digits
+    two = sweep(save(QUADRATIC), out="two")
+    assert "mean ± std over train.seed = 0, 1" in two.verdict()
+    assert "CODASCA on QuadraticSaddle: 1 hyper-parameter" in Path("two/sweep.html").read_text()
 
 
 def test_logarithmic_axes_say_so() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -229,6 +230,32 @@ class Ranking(ModelProblem):
 
     def evaluate(self, z: Any, splits: Any, federation: Any) -> Any:
         return [metrics.Evaluation(*found) for found in metrics.ranking(self, z, splits, 1)]
+
+
+def test_a_line_a_client(federation: fs.Federation, tmp_path: Path) -> None:
+    run = _run(federation, out=tmp_path / "a").finish()
+    table = pd.read_csv(tmp_path / "a" / "clients.csv", dtype={"client": str})
+    assert list(table["client"]) == list(federation.names)
+    assert list(table["rows"]) == federation.sizes.tolist()
+    assert list(table["positives"]) == [int((federation.client(i)["y"] == 1).sum()) for i in range(5)]
+    assert federation.test is not None
+    assert list(table["test_rows"]) == federation.test.sizes.tolist() and "valid_rows" not in table
+    assert list(table["test_positives"]) == federation.test.class_counts()[:, 1].tolist()
+    for name, values in run.by_client.items():
+        np.testing.assert_allclose(table[name], values, rtol=1e-5)
+    assert "auc" in table
+    alone = dataclasses.replace(federation, test=None)
+    run = _run(alone, out=tmp_path / "b").finish()
+    table = pd.read_csv(tmp_path / "b" / "clients.csv")
+    assert list(table.columns) == ["client", "rows", "positives", *(f"train_{k}" for k in run.by_client)]
+    one = np.where(np.arange(80) % 5 == 0, 0, np.arange(80) % 3 == 0)  # the first client has no positive
+    single = fs.Federation.from_arrays(np.ones((80, 2)), one, clients=np.arange(80) % 5)
+    fs.train(fs.AUC(torch.nn.Linear(2, 1)), fs.CODASCA(), single, rounds=1, out=tmp_path / "c").finish()
+    first, second, *_ = pd.read_csv(tmp_path / "c" / "clients.csv")["train_auc"]
+    assert np.isnan(first) and second == 0.5
+    quadratic = fs.quadratic_federation(clients=2)
+    fs.train(fs.QuadraticSaddle(), fs.CODASCA(), quadratic, rounds=1, out=tmp_path / "d").finish()
+    assert not (tmp_path / "d" / "clients.csv").exists()
 
 
 @pytest.mark.parametrize("name", ["north", "h\udcf4pital"])  # the second: from a file whose name is no text

@@ -25,6 +25,7 @@ from fedsaddle.algorithms import (
 )
 from fedsaddle.participation import Cyclic, Uniform
 from fedsaddle.problems import AUC, ERM, QuadraticSaddle, quadratic_federation
+from fedsaddle.testing import reordered
 from tests import harness
 from tests.harness import CASES, FULL, TWINS, clients_of, connect, drive, federation
 
@@ -194,19 +195,18 @@ def test_stages_of_visits_reach_the_saddle_with_one_step(algorithm):
 # --------------------------------------------------------------------------- relations that hold for every algorithm
 
 
-def full_batch(name, clients, **options):
+def full_batch(name, fed, **options):
     """A case with all clients, full batches and other data."""
     case = CASES[name]
     twin, algorithm = TWINS[case.twin], case.algorithm
     if isinstance(algorithm, CODA):
         algorithm = replace(algorithm, dual_samples=1000)
-    fed = federation(*clients)
     return drive(algorithm, twin.problem(), fed, 12, start=twin.z0(), batching=FULL, **options).z
 
 
 def copies(name, n):
     """A client with both classes, n times."""
-    return [clients_of(TWINS[CASES[name].twin].data())[2]] * n
+    return reordered(TWINS[CASES[name].twin].data(), [2] * n)
 
 
 EVERYBODY = [  # (passive scores are drawn for each participant, so pairs are left out)
@@ -223,26 +223,24 @@ def test_identical_clients_equal_one_client(name):
 
 @pytest.mark.parametrize("name", EVERYBODY)
 def test_the_order_of_clients_does_not_matter(name):
-    clients = clients_of(TWINS[CASES[name].twin].data())
-    shuffled = [clients[i] for i in np.random.default_rng(0).permutation(len(clients))]
-    np.testing.assert_allclose(full_batch(name, shuffled), full_batch(name, clients), rtol=0, atol=1e-12)
+    fed = TWINS[CASES[name].twin].data()
+    shuffled = reordered(fed, np.random.default_rng(0).permutation(fed.n_clients))
+    np.testing.assert_allclose(full_batch(name, shuffled), full_batch(name, fed), rtol=0, atol=1e-12)
 
 
 def test_the_order_of_a_clients_samples_does_not_matter():
     clients = clients_of(harness.binary())
     turned = [{k: v[::-1].copy() for k, v in c.items()} for c in clients]
-    np.testing.assert_allclose(
-        full_batch("codasca", turned), full_batch("codasca", clients), rtol=0, atol=1e-12
-    )
+    a, b = (full_batch("codasca", federation(*own)) for own in (turned, clients))
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
 
 
 def test_a_repeated_sample_is_a_weight_of_two():
     """All local samples twice: the same local mean, hence the same run."""
     clients = clients_of(harness.binary())
     twice = [{k: np.concatenate([v, v]) for k, v in c.items()} for c in clients]
-    np.testing.assert_allclose(
-        full_batch("coda_plus", twice), full_batch("coda_plus", clients), rtol=0, atol=1e-12
-    )
+    a, b = (full_batch("coda_plus", federation(*own)) for own in (twice, clients))
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

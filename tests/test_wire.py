@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +19,9 @@ from torch import nn
 import fedsaddle as fs
 from fedsaddle.algorithms import codasca, stages
 from fedsaddle.checkpoint import Checkpoint
-from fedsaddle.clients import Work
-from fedsaddle.engines.simulation import Simulation
 from fedsaddle.errors import FedsaddleError
 from fedsaddle.messages import Control, Each, Once, unwrapped
-from fedsaddle.participation import Draw
+from fedsaddle.testing import Wired, same
 from fedsaddle.wire import Garbled, classes_of, pack, signature, unpack
 from tests import harness
 
@@ -65,32 +62,11 @@ TREES = st.recursive(
 )
 
 
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        alike = isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape
-        return alike and bool(((a == b) | ((a != a) & (b != b))).all())  # NaN marks what is not known yet
-    if isinstance(a, tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and a == b
-
-
 @settings(deadline=None, max_examples=60)
 @given(TREES)
 def test_a_tree_survives(tree: Any) -> None:
     again = unpack(pack(tree), CLASSES)
     assert same(tree, again) and signature(tree) == signature(again)
-
-
-class Wired(Simulation):
-    """A simulation whose messages and replies go through bytes."""
-
-    def _run(self, work: Work, message: Any, who: Draw, phase: int) -> Iterator[tuple[np.ndarray, Any]]:
-        classes = classes_of(work.__self__, self.problem)  # type: ignore[attr-defined]
-        for at, reply in super()._run(work, unpack(pack(unwrapped(message)), classes), who, phase):
-            if self._memory is not None:
-                remembered = self.memory
-                assert same(remembered, unpack(pack(remembered), classes))
-            yield at, unpack(pack(reply), classes)
 
 
 @pytest.mark.parametrize("name", harness.CASES)

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import torch
 
-from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.config import Config, Hear
 from fedsaddle.federation import Federation
 from fedsaddle.journal import key_of
 from fedsaddle.networks import Networks
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.replicas import run_all, stackable
+from fedsaddle.schema import named
 from fedsaddle.toml import to_toml
 from fedsaddle.trackers import flat
 from fedsaddle.train import Run
@@ -91,7 +91,7 @@ def shape(config: Config) -> str:
     """Equal for runs that differ in nothing but seed and real-valued hyper-parameters."""
     tree = {k: v for k, v in config.tree.items() if k != "name"}
     tree["train"] = {k: v for k, v in tree["train"].items() if k != "seed"}
-    algorithm = ALGORITHMS[tree["algorithm"]["name"]]
+    algorithm = named("algorithm", tree["algorithm"])
     real = PROBLEMS[tree["problem"]["name"]].real
     tree["problem"] = {k: "real" if k in real else v for k, v in tree["problem"].items()}
     tree["algorithm"] = {k: "real" if algorithm.is_real(k, v) else v for k, v in tree["algorithm"].items()}

@@ -1,4 +1,4 @@
-"""The command line: new, run, sweep, compare, probe, list, show, report, export, cite, reproduce, doctor, deploy.
+"""The command line: new, run, sweep, compare, probe, list, show, report, score, export, cite, reproduce, doctor, deploy.
 
 Results go to stdout and to files, progress and errors to stderr. A user's mistake is one line and exit code 2, Ctrl-C is
 exit code 130.
@@ -356,6 +356,38 @@ def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run.")]
         from fedsaddle.report import write_report
 
         print(write_report(folder))
+
+
+@app.command("score")
+def score(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
+    table: Annotated[
+        Path,
+        typer.Argument(metavar="TABLE", help="A .csv or .parquet file with the columns it was trained on."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="The file to write; else they are printed.")
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Also copy this column, such as an id; may be repeated."),
+    ] = None,
+) -> None:
+    """Score the rows of a new table with a run's model."""
+    if not table.is_file():
+        raise FedsaddleError(f"{table}: is no file; {similar_file(table) or 'give a table of new rows'}")
+    with _as_written(folder):
+        from fedsaddle.folder import write_whole
+        from fedsaddle.scoring import score
+
+        text = score(folder, table, keep or ())
+        for said in of_training(read_result(folder)):
+            print(f"fedsaddle: {said}", file=sys.stderr)
+    if out is None:
+        print(text, end="")
+        return
+    write_whole(out, text.encode(errors="backslashreplace"))
+    print(out)
 
 
 @app.command("export")

@@ -30,7 +30,7 @@
     [problem]                   # what is learned
     name = "auc"
 
-    [algorithm]                 # how
+    [algorithm]                 # how; or module = "my_methods:Mine" for your own
     name = "codasca"
     lr = 0.1
 
@@ -83,7 +83,7 @@ from fedsaddle.overrides import read, with_paths
 from fedsaddle.participation import Participation
 from fedsaddle.problem import ModelProblem, Problem
 from fedsaddle.problems import PROBLEMS, QuadraticSaddle, quadratic_federation
-from fedsaddle.schema import GENERATED, HELD_OUT, NAMED, SECTIONS, arguments, factory, filled
+from fedsaddle.schema import GENERATED, HELD_OUT, SECTIONS, arguments, factory, filled, named
 from fedsaddle.toml import quoted, to_toml
 from fedsaddle.trackers import Track
 from fedsaddle.train import Run, train
@@ -344,7 +344,8 @@ def _needed(tree: Mapping[str, Any]) -> list[str]:
 
 def _rehearse(tree: Tree) -> None:
     """Let every part that needs no data check its own values: nothing is loaded, nothing is computed."""
-    algorithm: Algorithm = _made("algorithm", tree["algorithm"])
+    with _blamed("algorithm"):  # one's own may raise anything
+        algorithm: Algorithm = _made("algorithm", tree["algorithm"])
     _made("participation", tree["participation"])
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         stand_in = {"model": nn.Linear(1, 1)} if "model" in tree else {}
@@ -364,7 +365,7 @@ def _rehearse(tree: Tree) -> None:
 
 def _made(section: str, part: Tree, **more: Any) -> Any:
     """The thing that a section names, made with its keys."""
-    return NAMED[section][part["name"]](**more, **arguments(section, part))
+    return named(section, part)(**more, **arguments(section, part))
 
 
 def _loaded(tree: Tree) -> Federation:

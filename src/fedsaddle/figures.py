@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -31,6 +31,7 @@ Array = npt.NDArray[Any]
 Legend = list[tuple[str, str, str]]  # name, colour, and kind of line or marker
 
 _HUES = 8  # "@c0" to "@c7"
+_SHARES = ("auc", "accuracy", "partial_auc", "precision", "recall")  # measures that are at most 1
 _DASHES = ("solid", "dash", "dot", "dashdot")  # the ninth run has the first colour again, dashed
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 _EMPTY_TO_FULL = [[0, "@empty"], [1, "@c0"]]
@@ -206,7 +207,9 @@ def course(groups: list[Group], main: str) -> Figure:
             if against != "rounds":
                 layout["xaxis"] |= {"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"}
             if main not in RESIDUALS:
-                low, high = layout["yaxis"]["range"] = _focus(data, rising=main != "loss")
+                low, high = _focus(data, rising=main != "loss")
+                layout["yaxis"] |= {"range": [low, high]} | within_one(main, [low, min(high, 1.0)])
+                low, high = layout["yaxis"]["range"]
                 cut |= any(not low <= y <= high for t in data if "fill" not in t for y in t["y"])
             title = f"Against {against}" if one else f"{label(keys[0])}, against {against}"
             panels.append(Panel(title, data, layout))
@@ -241,6 +244,7 @@ def by_client(groups: list[Group], main: str) -> Figure | None:
     data: list[Record] = [
         {
             "type": "scatter", "mode": "markers", "name": escape(g.name), value: [finite(means[j][i]) for i in order],
+            "cliponaxis": False,
             place: [k + (j - (len(alike) - 1) / 2) * step for k in range(len(order))],
             "text": [f"<b>{escape(names[i])}</b>{held[i]}" for i in order],
             "hovertemplate": f"%{{text}}<br>{label(main)} %{{{value}:.4f}}<extra>{extra}</extra>",
@@ -254,7 +258,8 @@ def by_client(groups: list[Group], main: str) -> Figure | None:
     clients = _clients([names[i] for i in order])
     down: Record = {"showgrid": True, "range": [-0.7, len(order) - 0.3]}
     clients |= {"title": {"text": "Clients, from worst to best"}} if across else down
-    layout: Record = {f"{value}axis": {"title": {"text": unit(main)}}, f"{place}axis": clients}
+    own = {"title": {"text": unit(main)}} | within_one(main, np.concatenate(means).tolist())
+    layout: Record = {f"{value}axis": own, f"{place}axis": clients}
     on_test = first.result.get("clients_evaluated_on") != "train"
     whose = "test data" if on_test else "training data (there is no test data by client)"
     note = f"Each client's own {whose}; worst {'on the left' if across else 'at the bottom'}."
@@ -603,6 +608,18 @@ def _focus(data: list[Record], rising: bool = True) -> list[float]:
     low, high = (min(late), max(whole)) if rising else (min(whole), max(late))
     margin = max(0.06 * (high - low), 0.0005)
     return [low - margin, high + margin]
+
+
+def within_one(key: str, values: Iterable[float | None]) -> Record:
+    """The range of an axis of a share, such as an AUC, where the room beyond the largest value would go beyond 1."""
+    seen = [v for v in values if v is not None and math.isfinite(v)]
+    name = key.removeprefix("valid_").removeprefix("train_")
+    share = name.startswith(_SHARES) and not name.endswith(("_std", "_gini", "_bound"))
+    if not share or not seen or max(seen) > 1:
+        return {}
+    low, high = min(seen), max(seen)
+    margin = 0.06 * (high - low) or 0.02
+    return {"range": [low - margin, 1 + margin / 10]} if high + margin > 1 else {}
 
 
 def _late(y: list[float], band: bool) -> list[float]:

@@ -7,6 +7,7 @@
     checkpoint/*.safetensors
     model.safetensors, result.json, report.html     when the run has ended
     scores.csv              with them, the test samples and their scores (scores.py)
+    clients.csv             with them, a line a client: its rows, and its metrics (client_table.py)
     tangent.safetensors     with them, where the samples are tangent features: what computes those of new ones
     stopped.json            why the run ended early, where it could still say so
 
@@ -38,8 +39,9 @@ HISTORY, SECONDS, CHECKPOINTS, INDEX, LOCK, TANGENT, SCORES, STOPPED = (
     "scores.csv",
     "stopped.json",
 )
+CLIENTS = "clients.csv"
 RUN_FILES = (
-    "config.toml", HISTORY, CHECKPOINTS, "result.json", "model.safetensors", TANGENT, SCORES, "report.html",
+    "config.toml", HISTORY, CHECKPOINTS, "result.json", "model.safetensors", TANGENT, SCORES, CLIENTS, "report.html",
 )  # fmt: skip
 
 Record = dict[str, Any]

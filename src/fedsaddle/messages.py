@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsaddle.errors import ClientWorkError, FedsaddleError
+from fedsaddle.errors import ClientWorkError, FedsaddleError, first_line
 from fedsaddle.problem import tree_map
 
 BYTES_PER_NUMBER = 4  # messages are counted as float32, whatever the simulation computes in
@@ -171,6 +171,44 @@ def check_rows(work: str, message: Any, asked: int) -> None:
             )
 
     tree_map(check, message, of=(Each,))
+
+
+def answered(work: str, result: Any) -> tuple[Any, Any]:
+    """What client work returns: its reply, and what the clients remember."""
+    if type(result) is not tuple or len(result) != 2:
+        got = f"{len(result)} values" if type(result) is tuple else type(result).__name__
+        raise ClientWorkError(f"{work}: local work returns (reply, memory), memory may be None; got {got}")
+    return result
+
+
+def check_memory(work: str, memory: Any, blank: Any, clients: tuple[int, ...]) -> None:
+    """What clients remember has the form of what they remembered at first, with a row for each of them."""
+    if isinstance(blank, Tensor):
+        if not isinstance(memory, Tensor) or memory.shape != (*clients, blank.shape[-1]):
+            shape = str(list(memory.shape)) if isinstance(memory, Tensor) else type(memory).__name__
+            wide = [*clients, blank.shape[-1]]
+            raise ClientWorkError(f"{work}: the new memory must be {wide}, as memory() says, got {shape}")
+    elif isinstance(blank, tuple) and type(memory) is type(blank) and len(memory) == len(blank):
+        for part, first in zip(memory, blank, strict=True):
+            check_memory(work, part, first, clients)
+    elif blank is None and memory is not None:
+        raise ClientWorkError(f"{work}: returns memory, but {_UNREMEMBERED}")
+    elif type(memory) is not type(blank):
+        wanted, got = type(blank).__name__, type(memory).__name__
+        raise ClientWorkError(f"{work}: the new memory must be a {wanted}, as memory() says, got {got}")
+
+
+_UNREMEMBERED = (
+    "the algorithm has no method memory(self, z, problem), which says what clients remember at first"
+)
+
+
+def reason(error: Exception, remembers: bool) -> str:
+    """Why client work has failed, in a line."""
+    said = f"{type(error).__name__}: {first_line(error)}"
+    if not remembers and "NoneType" in said:
+        said += f"; cohort.memory is None: {_UNREMEMBERED}"
+    return said
 
 
 def check_reply(work: str, reply: Any, clients: tuple[int, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ def read(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Tree:
     anchor(tree, file.resolve().parent)
     of_file = {k: dict(part) for k, part in tree.items() if isinstance(part, dict)}
     changed = [_override(tree, assignment) for assignment in overrides]
-    for section, part in of_file.items():
-        _drop_strangers(section, part, tree[section], changed)
+    for key, name in drop_strangers(of_file, tree, changed):
+        warn(f"{key} of the file is left out: {name} has none")
     anchor(tree, Path.cwd())  # what is still relative came from an override
     return tree
 
@@ -51,17 +51,34 @@ def _override(tree: Tree, assignment: str) -> list[str]:
     return names
 
 
-def _drop_strangers(section: str, of_file: Tree, part: Any, changed: Sequence[Sequence[str]]) -> None:
-    """Where overrides give a section another name, leave out the file's keys that the new one has not, and say so."""
-    name = part.get("name") if isinstance(part, dict) else None
-    if [section, "name"] not in changed or [section] in changed or "name" not in of_file:
-        return
-    if name == of_file["name"] or not isinstance(name, str) or name not in NAMED.get(section, {}):
-        return
-    known = {"name", *keys(section, name)}
-    for key in [k for k in of_file if k not in known and [section, k] not in [c[:2] for c in changed]]:
-        del part[key]
-        warn(f"{section}.{key} of the file is left out: {name} has none")
+def drop_strangers(
+    of_file: Mapping[str, Any], tree: Tree, changed: Sequence[Sequence[str]]
+) -> list[tuple[str, str]]:
+    """Where changes give a section another name, leave out the file's keys that the new one has not.
+
+    Args:
+        of_file: the sections before the changes.
+        tree: after them.
+        changed: the paths that they set.
+
+    Returns:
+        the keys that are left out, such as "algorithm.weights", each with the new name.
+    """
+    dropped = []
+    for section, before in of_file.items():
+        part = tree.get(section)
+        if not (isinstance(before, dict) and isinstance(part, dict)) or [section] in changed:
+            continue
+        name = part.get("name")
+        if [section, "name"] not in changed or name == before.get("name", name) or not isinstance(name, str):
+            continue
+        if name not in NAMED.get(section, {}):
+            continue
+        known, own = {"name", *keys(section, name)}, [path[:2] for path in changed]
+        for key in [k for k in before if k not in known and [section, k] not in own]:
+            del part[key]
+            dropped.append((f"{section}.{key}", name))
+    return dropped
 
 
 def put(tree: Tree, names: Sequence[str], value: Any, source: str) -> None:

@@ -20,6 +20,7 @@ from fedsaddle.errors import FedsaddleError, first_line
 from fedsaddle.participation import Cyclic, Full, Independent, Uniform, calendar
 from fedsaddle.problems import AUC
 from fedsaddle.progress import spinner
+from fedsaddle.schema import title
 from fedsaddle.tables import aligned
 from fedsaddle.theory import THEOREMS, Assumption, Constants, Setting, Steps, prescribe, probe
 from fedsaddle.train import train
@@ -257,7 +258,7 @@ def examine(
             how = how | {"rounds": train_rounds, "eval_every": train_rounds, "engine": "stacked"}
             done = train(problem, algorithm, federation, participation=participation, progress=False, **how)
             measured["trained"] = constants_at(done.z)
-    name, constants = tree["algorithm"]["name"], functools.reduce(Constants.worst, measured.values())
+    name, constants = title(tree["algorithm"]), functools.reduce(Constants.worst, measured.values())
     steps, refusal = None, ""
     try:
         if name not in THEOREMS:

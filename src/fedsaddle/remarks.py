@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from fedsaddle.kinds import OF_CLASSES
-from fedsaddle.measures import LOWERED
+from fedsaddle.measures import LOWERED, Of, in_words, names
 
 _NAMED = 5  # clients in a sentence
 _FEW = 10  # samples of a class; with fewer an AUC says little
 _PERFECT, _ENOUGH = 0.999, 20  # an AUC, and test positives; such an AUC on as many is said
 _SWING = 0.03  # of an AUC or accuracy from one late evaluation to another; more is said
 _RISE = 0.01
+# how often what it began with tells that a run has gone astray; fields of nonconvex problems grow on their way, too
+STRAYS = {"distance": 1.01, "field_norm": 10.0}
 _HARDLY = 0.7  # of the gradient that a run began with; with more it is not at its end
 
 
@@ -60,6 +62,19 @@ def grown(result: dict[str, Any]) -> list[str]:
         if last > first + 0.01 * abs(first):
             began = f"above the {first:.4g} it began with"
             return [f"The {words} ended at {last:.4g}, {began}: a smaller step may help."]
+    return _strayed(result)
+
+
+def _strayed(result: dict[str, Any]) -> list[str]:
+    """Whether a run whose objective is not measured ended farther from a solution than it began."""
+    metrics = result["metrics"]
+    if any(key in metrics for key in names(Of.objective)):
+        return []
+    for key, times in STRAYS.items():
+        first, last = result.get(f"{key}_at_start"), metrics.get(key)
+        if first is not None and last is not None and last > times * first:
+            began = f"above the {first:.4g} it began with"
+            return [f"The {in_words(key)} ended at {last:.4g}, {began}: a smaller step may help."]
     return []
 
 

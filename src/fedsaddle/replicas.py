@@ -25,7 +25,7 @@ from fedsaddle.clients import Task
 from fedsaddle.errors import Diverged, FedsaddleError
 from fedsaddle.participation import Cyclic, Full, Participation, Uniform
 from fedsaddle.problem import forget_made, tree_map
-from fedsaddle.train import Record, Run
+from fedsaddle.train import Record, Run, check_next
 
 T = TypeVar("T")
 Tick = Callable[[float], None]  # so much more is done, in runs
@@ -177,7 +177,9 @@ def run_together(runs: Sequence[Run], tick: Tick = lambda n: None) -> None:
         for r in range(first.rounds + 1):
             if r > 0:
                 clients.begin(r - 1)
-                state = algorithm.round(state, clients)
+                before, state = state, algorithm.round(state, clients)
+                if r == 1:
+                    check_next(algorithm, before, state)
             found = first.look(r, state.z, problem)
             for i, run in enumerate(runs):
                 own = tree_map(lambda t, i=i: t[i], state) if first.evaluated(r) else None

@@ -145,6 +145,7 @@ def write_comparison(
     cards = [
         _table_of_runs(groups, main, compared),
         *_figures(groups, main),
+        _clients_by_row(groups, main),
         _differences(groups),
         _words([run for g in groups for run in g.runs]),
         *_sources(groups),
@@ -283,6 +284,34 @@ def _each_client(run: Run, main: str) -> page.Card | None:
     return page.Card("each", "Each client in numbers", body, wide=True)
 
 
+def _clients_by_row(groups: list[Group], main: str) -> page.Card | None:
+    """How well each client is served by each row, to read what the dots show; of repeated runs the mean."""
+    first = next((run.client_names for g in groups for run in g.runs if run.per_client(main)), [])
+    alike = [
+        g
+        for g in groups
+        if all(r.client_names == first and len(r.per_client(main)) == len(first) for r in g.runs)
+    ]
+    if not alike or not first or len(first) > _MOST_CLIENTS:
+        return None
+    columns = []
+    for g in alike:
+        values = zip(*(run.per_client(main) for run in g.runs), strict=True)
+        known = [[v for v in own if v is not None] for own in values]
+        columns.append([_number(main, float(np.mean(own))) if own else "–" for own in known])
+    rows = [
+        [f"<th scope='row'>{escape(name)}</th>", *(f"<td>{column[i]}</td>" for column in columns)]
+        for i, name in enumerate(first)
+    ]
+    body = page.table("clients", ["Client", *(g.name for g in alike)], rows)
+    summary = f"<summary>{plural(len(first), 'client')}</summary>"
+    body = f"<details{' open' * (len(first) <= _SHOWN_CLIENTS)}>{summary}{body}</details>"
+    left = [g.name for g in groups if g not in alike]
+    note = f"Not in it, for want of the same clients: {', '.join(left)}." if left else ""
+    body += page.element("p", note, "note")
+    return page.Card("each", f"{label(main)} of each client", body, wide=True)
+
+
 def _words(runs: Sequence[Run]) -> page.Card:
     """What the words on this page mean, of those that are on it."""
     known = [
@@ -344,8 +373,7 @@ def _table_of_runs(groups: list[Group], main: str, compared: Compared) -> page.C
         "larger of their two standard deviations, all have the same test samples as far as that is known, and no notice "
         "above doubts it; of test AUC also only where the intervals of the others are above 0."
     )
-    note += " Here none is." if all(i is None for i in best.values()) else ""
-    note = note * (len(groups) > 1)
+    note = note * any(i is not None for i in best.values())
     if compared.sure:
         note += (
             " Below an AUC, or the mean of repetitions: its 95\u00a0% confidence interval over the choice of test samples "

@@ -1,7 +1,7 @@
 """What a section of a config may hold: the arguments of the thing that it names, from its signature.
 
 A section names its thing by `name`, in one of the tables `NAMED`. Instead, [data] may have `files` or `file`, and [model]
-may have `module`, the user's own.
+and [algorithm] may have `module`, the user's own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.algorithms import ALGORITHMS, Algorithm
 from fedsaddle.convexify import convexify
 from fedsaddle.data import DATASETS, DatasetInfo
 from fedsaddle.data import load as load_dataset
@@ -59,6 +59,7 @@ NAMED: dict[str, Mapping[str, Any]] = {  # section -> name -> class, function or
 _WAYS = {
     "data": ("name", "files", "file", "sites"),
     "model": ("name", "module"),
+    "algorithm": ("name", "module"),
 }  # to say what a section is; else by name
 _FILLED_IN = {  # arguments that are no keys: they come from other sections or from the data
     "partition": ("labels", "groups"),
@@ -147,7 +148,7 @@ def _owner_and_keys(
             )
         return name, {"name": Key(str)} | keys(section, name, data)
     if way == "module":
-        own = {"module": Key(str)} | keys_of(factory(given["module"]), "sample_shape")
+        own = {"module": Key(str)} | _keys_of_own(section, given["module"])
     elif way == "sites":
         own = {"sites": Key(str), "quorum": Key(float, 0.5), "timeout": Key(float, 600.0)}
     else:
@@ -160,13 +161,39 @@ def _owner_and_keys(
     return f"{path} with {way}", own
 
 
-def factory(spec: Any) -> Callable[..., Any]:
-    """The user's own function or class behind "package.module:name"."""
+def named(section: str, part: Mapping[str, Any]) -> Any:
+    """The class or function that a section names."""
+    return factory(part["module"], section) if "module" in part else NAMED[section][part["name"]]
+
+
+def title(part: Mapping[str, Any]) -> str:
+    """What a section's thing is called in it."""
+    text: str = part.get("name") or part["module"]
+    return text
+
+
+def _keys_of_own(section: str, spec: Any) -> Keys:
+    try:
+        return keys_of(factory(spec, section), "sample_shape")
+    except (NameError, TypeError) as error:  # annotations that nobody can resolve
+        raise FedsaddleError(
+            f"{section}.module: arguments of {spec} cannot be read ({type(error).__name__}: {first_line(error)})"
+        ) from error
+
+
+def factory(spec: Any, section: str = "model") -> Callable[..., Any]:
+    """The user's own function or class behind "package.module:name".
+
+    Args:
+        spec: as the file has it.
+        section: "model", or "algorithm", where it is a subclass of Algorithm.
+    """
+    where, wanted = f"{section}.module", "factory" if section == "model" else "Algorithm"
     if not isinstance(spec, str):
-        raise FedsaddleError(f'model.module: must be text such as "module:factory", got {quoted(spec)}')
+        raise FedsaddleError(f'{where}: must be text such as "module:{wanted}", got {quoted(spec)}')
     module, _, name = spec.partition(":")
     if not (module and name):
-        raise FedsaddleError(f'model.module: must be "module:factory", got {quoted(spec)}')
+        raise FedsaddleError(f'{where}: must be "module:{wanted}", got {quoted(spec)}')
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)  # as `python -m` does, but behind everything that is installed
@@ -174,9 +201,13 @@ def factory(spec: Any) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # the user's module may raise anything
         raise FedsaddleError(
-            f"model.module: cannot import {spec} ({type(error).__name__}: {first_line(error)}); "
+            f"{where}: cannot import {spec} ({type(error).__name__}: {first_line(error)}); "
             "it must be importable from the current folder"
         ) from error
-    if not callable(found):
-        raise FedsaddleError(f"model.module: {spec} must be a function or class that returns a module")
+    if section == "model" and not callable(found):
+        raise FedsaddleError(f"{where}: {spec} must be a function or class that returns a module")
+    if section == "algorithm" and not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise FedsaddleError(
+            f"{where}: {spec} must be a class of algorithms, derived from fedsaddle.Algorithm"
+        )
     return found  # type: ignore[no-any-return]

@@ -143,7 +143,7 @@ class Site:
         folder: of its TOML.
         data: what describes its file.
         memory: folder for what algorithms remember at the site between rounds.
-        modules: "module:name" of models of one's own that the server may ask for; none unless named here.
+        modules: "module:name" of models and algorithms of one's own that the server may ask for; none unless named here.
     """
 
     name: str

@@ -35,7 +35,7 @@ from fedsaddle.metrics import Interval
 from fedsaddle.overrides import put
 from fedsaddle.progress import RunsBar, spinner
 from fedsaddle.remarks import grown
-from fedsaddle.schema import GENERATED
+from fedsaddle.schema import GENERATED, title
 from fedsaddle.sweep_plan import OPTIMISATION, OTHER, Plan, Point, Range, at_point, plan, without_test
 from fedsaddle.toml import in_line, quoted, to_toml, to_value
 
@@ -224,13 +224,11 @@ class Result:
         if OTHER not in point:
             value = point[str(self.plan.tradeoff)]
             return value if isinstance(value, str) else to_value(value)
-        alike = [
-            p[OTHER] for p in self.plan.points if OTHER in p and p[OTHER]["name"] == point[OTHER]["name"]
-        ]
+        alike = [p[OTHER] for p in self.plan.points if OTHER in p and title(p[OTHER]) == title(point[OTHER])]
         text = [
             v for k, v in point[OTHER].items() if isinstance(v, str) and any(p.get(k) != v for p in alike)
         ]
-        return ", ".join([point[OTHER]["name"], *text])
+        return ", ".join(dict.fromkeys([title(point[OTHER]), *text]))
 
     @property
     def doubts(self) -> list[str]:
@@ -283,9 +281,11 @@ class Result:
         if best is None:
             return "No point was chosen."
         text = f"* chosen: {in_line(best.point)}; {'lowest' if plan.minimise else 'highest'} {plan.metric}, "
-        text += (
-            f"mean ± std over train.seed = {', '.join(map(str, plan.seeds))}, not over the choice of samples."
-        )
+        if len(plan.seeds) > 1:
+            seeds = ", ".join(map(str, plan.seeds))
+            text += f"mean ± std over train.seed = {seeds}, not over the choice of samples."
+        else:
+            text += f"with train.seed = {plan.seeds[0]} alone: how far other seeds are from it is not known."
         text += f"\n{self.sure}" * bool(self.sure)
         if test := self.test_metrics(best):
             text += "\nOn test data, of the chosen point only: "

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from fedsaddle.figures import Figure, Legend, Panel, Record, log_axis, plural, short
+from fedsaddle.figures import Figure, Legend, Panel, Record, log_axis, plural, short, within_one
 from fedsaddle.journal import mean_and_std
 from fedsaddle.measures import RESIDUALS, label
 from fedsaddle.toml import in_line, quoted, to_value
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _COLD_TO_WARM = [[0, "@empty"], [1, "@c0"]]  # from worst to best
 _IN_A_MAP = 15  # values of a key
+_FEW = 8  # values of a key that somebody has written down
 _BEST, _LINES = 12, 300  # points drawn seed by seed, and as lines
 
 
@@ -48,18 +49,19 @@ def seeds(result: Result) -> Figure:
         hue, values = "@c1" if i == 0 else "@c0", row.metrics[metric]["values"]
         about = f"<b>{_point(row)}</b><br>"
         data.append({
-            "type": "scatter", "mode": "markers", "x": values, "y": [i] * len(values),
+            "type": "scatter", "mode": "markers", "x": values, "y": [i] * len(values), "cliponaxis": False,
             "marker": {"color": hue, "size": 8, "opacity": 0.45},
             "text": [f"{about}seed {s}" for s in result.plan.seeds], "hovertemplate": "%{text}: %{x:.5~g}<extra></extra>",
         })  # fmt: skip
         data.append({
-            "type": "scatter", "mode": "markers", "x": [result.score(row)], "y": [i],
+            "type": "scatter", "mode": "markers", "x": [result.score(row)], "y": [i], "cliponaxis": False,
             "marker": {"color": hue, "size": 16, "symbol": "line-ns", "line": {"color": hue, "width": 3}},
             "text": [f"{about}mean"], "hovertemplate": "%{text} %{x:.5~g}<extra></extra>",
         })  # fmt: skip
     places = {"tickvals": list(range(len(rows))), "ticktext": [short(n) for n in names]}
     layout: Record = {
-        "xaxis": _titled(label(metric), _by_log(result)) | (log_axis(drawn) if _by_log(result) else {}),
+        "xaxis": _titled(label(metric), _by_log(result))
+        | (log_axis(drawn) if _by_log(result) else within_one(metric, drawn)),
         "yaxis": places | {"range": [len(rows) - 0.4, -0.6], "ticks": "outside"},
         "shapes": _band(result, "x"),
     }
@@ -96,7 +98,12 @@ def _line(result: Result) -> Figure:
     }  # fmt: skip
     ends = [m["mean"] + k * m["std"] for m in (row.metrics[metric] for row in rows) for k in (-1, 0, 1)]
     log = log_axis(ends) if _by_log(result) else {}
-    layout = {"xaxis": axis, "yaxis": _titled(label(metric), bool(log)) | log, "shapes": _band(result, "y")}
+    bounds = log or within_one(metric, [min(end, 1.0) for end in ends])
+    layout = {
+        "xaxis": axis,
+        "yaxis": _titled(label(metric), bool(log)) | bounds,
+        "shapes": _band(result, "y"),
+    }
     note = "Bars are one standard deviation over seeds. " * (len(result.plan.seeds) > 1)
     note += _missing(result) + (_BAND if result.interval else "")
     return Figure(
@@ -152,7 +159,7 @@ def _pair(result: Result, a: str, b: str) -> Panel:
     data: Record = {
         "type": "heatmap", "x": list(range(len(across))), "y": list(range(len(up))),
         "z": [[None if s is None else scaled(s) for s in line] for line in scores],
-        "text": [["" if s is None else f"{s:.4g}" for s in line] for line in scores],
+        "text": [["" if s is None else f"{s:#.4g}" for s in line] for line in scores],
         "customdata": [["" if row is None else _point(row) for row in line] for line in grid],
         "hovertemplate": "<b>%{customdata}</b><br>%{text}<extra></extra>", "xgap": 2, "ygap": 2,
         **_colours(result), "colorbar": _ticks(result),
@@ -164,7 +171,7 @@ def _pair(result: Result, a: str, b: str) -> Panel:
     ]
     numbers = [
         {
-            "x": i, "y": j, "text": f"{s:.4g}", "showarrow": False, "name": "cell", "bgcolor": "@surface", "borderpad": 3,
+            "x": i, "y": j, "text": f"{s:#.4g}", "showarrow": False, "name": "cell", "bgcolor": "@surface", "borderpad": 3,
             "font": {"color": "@ink", "size": 12}, "opacity": 0.88,
         }
         for (i, j), row in cells.items()
@@ -282,7 +289,7 @@ def _parallel(result: Result) -> Figure:
     note = f"Every line is a point; the best {plan.metric} is at the top. {_missing(result)}"
     note += f" The best {_LINES} of {len(rows)} are drawn." if len(rows) > len(shown) else ""
     legend = [(name, hue, "solid") for name, hue, _, members in reversed(parts) if members]
-    return Figure("Parallel coordinates", [Panel("", data, layout, 380)], legend, note.strip(), wide=True)
+    return Figure("Parallel coordinates", [Panel("", data, layout, 406)], legend, note.strip(), wide=True)
 
 
 def _posts(names: Sequence[str], ticks: Sequence[Mapping[float, str]]) -> Record:
@@ -314,7 +321,7 @@ def _posts(names: Sequence[str], ticks: Sequence[Mapping[float, str]]) -> Record
             "showline": False, "range": [-0.08, len(names) - 0.92],
         },
         "yaxis": {"visible": False, "range": [-0.06, 1.06]}, "annotations": numbers, "shapes": posts,
-        "margin": {"l": 24, "r": 56, "t": 30, "b": 10},
+        "margin": {"l": 24, "r": 56, "t": 56, "b": 10},  # above the names there is room for the buttons
     }  # fmt: skip
 
 
@@ -350,7 +357,10 @@ def tradeoff(result: Result) -> Figure:
             "marker": {"color": hue, "size": 10}, "line": {"color": hue, "dash": "dot", "width": 1.5},
         })  # fmt: skip
         legend.append((family, hue, "circle"))
-    axes = {f"{a}axis": {"title": {"text": label(k)}} for a, k in zip("xy", plan.mean_and_tail, strict=True)}
+    axes = {
+        f"{a}axis": {"title": {"text": label(k)}} | within_one(k, [v for trace in data for v in trace[a]])
+        for a, k in zip("xy", plan.mean_and_tail, strict=True)
+    }
     note = "Each at its best point by the metric; bars are one standard deviation over seeds. Best is up and to the right."
     return Figure(
         "Mean against the worst 20 % of clients", [Panel("", data, axes, 420)], legend, note, wide=True
@@ -460,8 +470,19 @@ def _is_number(value: Any) -> bool:
 
 
 def _wide(values: Sequence[float]) -> bool:
-    """Whether a logarithmic axis suits."""
-    return min(values) > 0 and max(values) > 20 * min(values)
+    """Whether a logarithmic axis suits: of values far apart, or of a few that lie more evenly on it."""
+    distinct = sorted({*map(float, values)})
+    if distinct[0] <= 0 or distinct[-1] < 8 * distinct[0]:
+        return False
+    if distinct[-1] > 20 * distinct[0] or not 2 < len(distinct) <= _FEW:
+        return distinct[-1] > 20 * distinct[0]
+    return _uneven([math.log(v) for v in distinct]) < _uneven(distinct)
+
+
+def _uneven(values: Sequence[float]) -> float:
+    """How many times as large the largest gap is as the smallest one."""
+    gaps = [b - a for a, b in itertools.pairwise(values)]
+    return max(gaps) / min(gaps)
 
 
 def _sorted(values: Sequence[Any]) -> list[Any]:

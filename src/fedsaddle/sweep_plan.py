@@ -39,11 +39,11 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from fedsaddle.config import Config, resolve
-from fedsaddle.errors import FedsaddleError, did_you_mean, nearest_or_all
+from fedsaddle.errors import FedsaddleError, did_you_mean, nearest_or_all, warn
 from fedsaddle.finish import TOGETHER
 from fedsaddle.keys import Key, in_words, unknown_key
 from fedsaddle.measures import Of, names
-from fedsaddle.overrides import anchor, put, read
+from fedsaddle.overrides import anchor, drop_strangers, put, read
 from fedsaddle.toml import in_line, quoted, to_toml, to_value
 
 Point = dict[str, Any]  # config keys such as "algorithm.lr", and their values
@@ -270,17 +270,22 @@ def plan(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Plan:
         points += [{OTHER: section} for section in grid_points(lists)]
     file = Path(path)
     runs = []
+    strangers: dict[str, dict[str, None]] = {}  # keys of the file, and what has none of them
     for point in points:
         with at_point(point):
             changed = copy.deepcopy(tree)
             for key, value in point.items():
                 put(changed, key.split("."), value, "sweep.points")
+            for key, name in drop_strangers(tree, changed, [key.split(".") for key in point]):
+                strangers.setdefault(key, {})[name] = None
             if OTHER not in point:
                 _suits(grid, changed)
             anchor(changed, file.resolve().parent)
             made = resolve(changed, file.stem)
         seeds = options["seeds"] or [made.tree["train"]["seed"]]
         runs.append([Config({**made.tree, "train": {**made.tree["train"], "seed": s}}) for s in seeds])
+    for key, who in strangers.items():
+        warn(f"{key} of the file is left out at points of {', '.join(who)}, without such a key")
     return Plan(
         runs[0][0].name, metric, options["minimise"], allow_test, options["together"], points, runs, options["tradeoff"],
         space,

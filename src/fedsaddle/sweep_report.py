@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedsaddle import config as configs
 from fedsaddle import page
-from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.citing import cite
 from fedsaddle.data import DATASETS
 from fedsaddle.figures import plural
@@ -22,9 +21,10 @@ from fedsaddle.journal import mean_and_std
 from fedsaddle.measures import label
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.report import sources
+from fedsaddle.schema import named
 from fedsaddle.summary import versions
 from fedsaddle.sweep_figures import as_text, overview, seeds, tradeoff
-from fedsaddle.toml import in_line
+from fedsaddle.toml import in_line, to_value
 
 if TYPE_CHECKING:
     from fedsaddle.sweep import Result, Row
@@ -76,8 +76,10 @@ def write(result: Result, command: str) -> None:
 
 def _page(result: Result, best: Row, command: str, config: str) -> None:
     plan, tree = result.plan, result.configs(best)[0].tree
-    algorithm = ALGORITHMS[tree["algorithm"]["name"]].__name__
-    used = [tree[k]["name"] for k in ("algorithm", "problem")]
+    kind = named("algorithm", tree["algorithm"])
+    algorithm = kind.__name__
+    used: list[Any] = [kind] if hasattr(kind, "cites") else []  # one's own may be without
+    used.append(tree["problem"]["name"])
     used += [tree["data"]["name"]] if tree["data"].get("name") in DATASETS else []
     test = result.test_metrics(best)
     sure = f", 95\u00a0%: {between(*result.interval[1:])}" if result.interval else ""
@@ -103,10 +105,18 @@ def _page(result: Result, best: Row, command: str, config: str) -> None:
         *sources(cite(*used).split("\n\n"), [versions()]),
     ]
     problem = PROBLEMS[tree["problem"]["name"]].__name__
-    title = f"{algorithm} on {problem}: {plural(len(plan.keys), 'hyper-parameter')}"
+    title = f"{_tried(result, 'algorithm') or algorithm} on {_tried(result, 'problem') or problem}: "
+    title += plural(len(plan.keys), "hyper-parameter")
     lead = "".join(page.element("p", said, "warning") for said in result.doubts)
     lead += page.tiles(shown.items())
     page.write(result.out / "sweep.html", title, f"Sweep · {plan.name}", facts, lead, cards)
+
+
+def _tried(result: Result, section: str) -> str:
+    """How many algorithms or problems there are among the points, where that is what was swept."""
+    keys = {f"{section}.name", f"{section}.module"} & {*result.plan.keys}
+    values = {to_value(row.point[key]) for key in keys for row in result.swept}
+    return plural(len(values), section) if len(values) > 1 else ""
 
 
 def _chosen(result: Result, best: Row) -> page.Card:

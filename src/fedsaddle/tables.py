@@ -9,6 +9,8 @@ from typing import Any
 
 
 def number(value: Any) -> str:
+    if value is None:
+        return "undefined"
     if isinstance(value, float):
         return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
     return str(value)

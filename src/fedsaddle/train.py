@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsaddle import aggregation as rules
-from fedsaddle import scores
+from fedsaddle import client_table, scores
 from fedsaddle.algorithms.base import Algorithm
 from fedsaddle.checkpoint import Checkpoint, constants
 from fedsaddle.clients import Clients, Task
@@ -36,13 +36,13 @@ from fedsaddle.engines.machine import Machine, dtype_named
 from fedsaddle.errors import Diverged, FedsaddleError, NobodyAnswered, first_line, require, warn
 from fedsaddle.federation import Federation
 from fedsaddle.folder import TANGENT, Folder, Stopped, differing, write_whole
-from fedsaddle.measures import LOWERED
+from fedsaddle.measures import LOWERED, in_words
 from fedsaddle.messages import BYTES_PER_NUMBER
 from fedsaddle.metrics import Evaluation, Split, auc_interval
 from fedsaddle.participation import Full, Participation
 from fedsaddle.problem import ModelProblem, Problem, tree_map
 from fedsaddle.progress import RoundsBar
-from fedsaddle.remarks import grown
+from fedsaddle.remarks import STRAYS, grown
 from fedsaddle.sampling import SAMPLINGS
 from fedsaddle.summary import LISTS, MAX_LISTED, result, run_config, versions
 from fedsaddle.toml import in_line, quoted
@@ -171,7 +171,7 @@ class Run:
             ("participation", participation, Participation),
         )
         for name, value, kind in kinds:
-            require(name, isinstance(value, kind), _KINDS[name], type(value).__name__)
+            require(name, isinstance(value, kind), _KINDS[name], _got(value))
         whole = hasattr(rounds, "__index__")
         shown = (
             quoted(int(rounds)) if whole else repr(rounds)
@@ -400,7 +400,7 @@ class Run:
             clients.problem = problem = self._posed.prepare(clients)
             self.state = self.algorithm.init(self._start(problem), problem)
             clients.remember(self.algorithm.memory(self._start(problem), problem))
-        title = type(self.algorithm).__name__
+        title, unchecked = type(self.algorithm).__name__, not self._resume  # pools may grow later
         with RoundsBar(self._progress, title, self.rounds) as bar:
             if not self._resume:
                 yield self._record(0, started, bar=bar)
@@ -412,6 +412,9 @@ class Run:
                     self.state = self.algorithm.round(before, clients)
                 except NobodyAnswered:
                     clients.rollback()  # the round was tried and counted, and changes nothing
+                if unchecked:
+                    check_next(self.algorithm, before, self.state)
+                    unchecked = self.state is before
                 try:
                     record = self._record(done + 1, started, bar=bar)
                 except Diverged as error:
@@ -586,9 +589,10 @@ class Run:
         """Write down where the run stands after r rounds."""
         if found is None:
             (found,) = self.look(r, self.state.z.unsqueeze(0))
-        if not found.finite:
+        odd = self._overflown(found.evaluation.values) if found.evaluation is not None else ""
+        if not found.finite or odd:
             raise Diverged(
-                f"{type(self.algorithm).__name__}: diverged in round {r}, the iterate is not finite; "
+                f"{type(self.algorithm).__name__}: diverged in round {r}, the {odd or 'iterate'} is not finite; "
                 f"lower the step size (lr is {getattr(self.algorithm, 'lr', None)})"
             )
         total = self.clients.traffic.total
@@ -631,6 +635,14 @@ class Run:
             bar.update(record)
         return record
 
+    def _overflown(self, values: Mapping[str, float]) -> str:
+        """A measure that was finite at the start, and is too large for a number at an iterate that still is one."""
+        if not self._records or not (self.algorithm.shared_dual or not self.problem.n_y):
+            return ""
+        began = {k: v for k, v in values.items() if k in STRAYS and self._records[0].get(k) is not None}
+        lost = [k for k, v in began.items() if math.isinf(v) or (k == "field_norm" and math.isnan(v))]
+        return in_words(lost[0]) if lost else ""
+
     def _save(self) -> None:
         if self.out is not None:
             self._write(self.out)
@@ -649,6 +661,9 @@ class Run:
             if self.federation.tangent is not None:
                 self.federation.tangent.save(out / TANGENT)
         write_whole(out / "result.json", (json.dumps(self.summary(), indent=2) + "\n").encode())
+        positive = getattr(self.problem, "positive", None)
+        own = positive if isinstance(positive, int) else None
+        client_table.write(out, self.federation, self._by_client, self.evaluated_on, own)
         if (found := self.scores("test")) is not None:
             assert self.federation.test is not None
             scores.write(out, self.federation.test, *found)
@@ -746,7 +761,7 @@ class Run:
     @property
     def began(self) -> Record:
         """What the objective was before training; None where it is not measured."""
-        return {f"{k}_at_start": self._records[0].get(k) for k in (*LOWERED, "grad_phi")}
+        return {f"{k}_at_start": self._records[0].get(k) for k in (*LOWERED, "grad_phi", *STRAYS)}
 
     def auc_interval(self, part: Literal["test", "valid"]) -> list[float] | None:
         """Between what the AUC of test or validation data may lie, as far as the choice of samples goes: 95 %."""
@@ -779,6 +794,29 @@ def _monitors(state: Any) -> dict[str, Tensor]:
 def _short(vector: Tensor) -> list[float | None]:
     """A vector [1, k] for a record: four digits, None where a number is not finite."""
     return [float(f"{v:.4g}") if math.isfinite(v) else None for v in vector[0].tolist()]
+
+
+def check_next(algorithm: Algorithm, before: Any, after: Any) -> None:
+    """Refuse what a round returned if it is no State that could follow the one before."""
+    where, kind = f"{type(algorithm).__name__}.round", type(before).__name__
+    if type(after) is not type(before):
+        got, remedy = type(after).__name__, ""
+        if type(after) is tuple:
+            remedy = "; clients.mean returns (mean, share), of which a State is made"
+        raise FedsaddleError(f"{where}: must return the new {kind}, got {got}{remedy}")
+    found = dict(tensors_of(after))
+    for path, tensor in tensors_of(before):
+        new = found.get(path, tensor)
+        if (new.shape, new.dtype) != (tensor.shape, tensor.dtype):
+            was, now = (f"{t.dtype} {list(t.shape)}".removeprefix("torch.") for t in (tensor, new))
+            raise FedsaddleError(f"{where}: {path} of the new {kind} must be {was} as before, got {now}")
+
+
+def _got(value: Any) -> str:
+    """What somebody gave, by its type."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}; write {value.__name__}(...)"
+    return type(value).__name__
 
 
 _KINDS = {

@@ -345,7 +345,7 @@ You take part in a federation: a model is trained over several sites' data, and 
 
 The site opens outgoing TLS connections to {address} alone. Two processes run here: Flower's SuperNode, which holds that
 connection, and fedsaddle, which does the work; they speak over a port of 127.0.0.1, with TLS, and a certificate and a
-secret made at each start. The site runs only the fedsaddle that you installed, and a model of one's own only if
+secret made at each start. The site runs only the fedsaddle that you installed, and a model or method of one's own only if
 `modules` in `site.toml` names it. What the SuperNode says stands in `supernode.log`.
 
 What leaves the site: at set-up the number of rows, means and deviations of columns (with gaps filled also how many rows

@@ -28,10 +28,10 @@ from fedsaddle.deploy.memory import LostMemory, SiteMemory
 from fedsaddle.deploy.protocol import SPLITS, Agreed, Head, Missing, Reply, Request
 from fedsaddle.engines.execution import Execution
 from fedsaddle.engines.simulation import sides_of
-from fedsaddle.errors import FedsaddleError, first_line
+from fedsaddle.errors import FedsaddleError
 from fedsaddle.federation import Federation
 from fedsaddle.histograms import score_histogram, sketch
-from fedsaddle.messages import Each
+from fedsaddle.messages import Each, answered, check_memory, reason
 from fedsaddle.metrics import Split
 from fedsaddle.problem import ModelProblem, Problem, tree_map
 from fedsaddle.wire import Classes, classes_of, pack, unpack
@@ -117,8 +117,9 @@ class Session:
             sides=self._sides,
             noise_key=lambda: sampling.keys([self._noise_key(self._asked(request))], torch.device("cpu")),
         )
-        reply, new = self._execute(work, message, cohort)
+        reply, new = answered(work.__qualname__, self._execute(work, message, cohort))
         if new is not None:
+            check_memory(work.__qualname__, new, self.algorithm.memory(self.z, problem), (1,))
             self.memory.write((round, phase), new)
         return Reply({"status": "done", "wrote": new is not None}, pack(reply))
 
@@ -194,10 +195,9 @@ class Worker:
         except (FedsaddleError, LostMemory) as error:
             reply = Reply({"status": "refused", "reason": str(error)})
         except Exception as error:  # the user's model may raise anything
-            reason = (
-                f"{head.get('work', head.get('action'))} failed: {type(error).__name__}: {first_line(error)}"
-            )
-            reply = Reply({"status": "refused", "reason": reason})
+            work = head.get("work", head.get("action"))
+            why = reason(error, head.get("remembers", True))
+            reply = Reply({"status": "refused", "reason": f"{work} failed: {why}"})
         return Reply(belongs | reply.head, reply.body)
 
     def _answered(self, request: Request) -> Reply:
@@ -231,14 +231,14 @@ class Worker:
 
 def _allowed(tree: Any, site: SiteData) -> None:
     """Refuse a config that would import code, unless the site's operator has named it."""
-    model = tree.get("model", {}) if isinstance(tree, dict) else None
-    if not isinstance(model, dict) or any(section in tree for section in ("data", "partition", "transform")):
+    if not isinstance(tree, dict) or any(section in tree for section in ("data", "partition", "transform")):
         raise FedsaddleError("session: is no config of a deployment")
-    module = model.get("module")
-    if module is not None and module not in site.modules:
-        raise FedsaddleError(
-            f"model.module: {module!r} is not allowed at this site; its operator may add it to modules in site.toml"
-        )
+    for section, part in tree.items():
+        module = part.get("module") if isinstance(part, dict) else None
+        if module is not None and module not in site.modules:
+            raise FedsaddleError(
+                f"{section}.module: {module!r} is not allowed at this site; its operator may add it to modules in site.toml"
+            )
 
 
 def _named(name: str, algorithm: Algorithm, problem: Problem) -> Callable[..., Any]:

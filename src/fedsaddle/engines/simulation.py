@@ -21,9 +21,9 @@ from fedsaddle.cohort import Cohort, Sides
 from fedsaddle.engines.execution import Execution
 from fedsaddle.engines.memory import ClientMemory
 from fedsaddle.engines.residence import Offloaded, Resident
-from fedsaddle.errors import ClientWorkError, FedsaddleError, first_line
+from fedsaddle.errors import ClientWorkError, FedsaddleError
 from fedsaddle.federation import Federation
-from fedsaddle.messages import addressed, unwrapped
+from fedsaddle.messages import addressed, answered, check_memory, reason, unwrapped
 from fedsaddle.participation import Draw
 from fedsaddle.problem import Data, ModelProblem, Problem
 
@@ -146,17 +146,19 @@ class Simulation(Clients):
             ids = who.ids[..., at]
             cohort = self.cohort(ids, phase)
             try:
-                reply, memory = self._execute(work, addressed(message, at), cohort)
+                reply, memory = answered(
+                    work.__qualname__, self._execute(work, addressed(message, at), cohort)
+                )
             except FedsaddleError:
                 raise
             except Exception as error:
                 clients = f"client {ids.item()}" if ids.size == 1 else f"{ids.size} clients"
-                reason = first_line(error)
                 raise ClientWorkError(
                     f"{work.__name__} failed in round {self.round}, phase {phase}, {clients}: "
-                    f"{type(error).__name__}: {reason}"
+                    f"{reason(error, self.has_memory)}"
                 ) from error
             if memory is not None:
+                check_memory(work.__qualname__, memory, self._blank, ids.shape)
                 self._undo.append(partial(self._write, ids, cohort.memory))
                 self._write(ids, memory)
             following = answering[start + self._chunk :][: self._chunk]
