@@ -97,6 +97,13 @@ def test_score_of_new_rows(fedsaddle: Command) -> None:
     assert fedsaddle("score", "r", "new.csv", "--keep", "id").out == Path("scores.csv").read_text()
 
 
+def test_score_of_rows_in_the_encoding_of_the_runs_table(fedsaddle: Command) -> None:
+    hospitals()
+    fedsaddle("run", save(FRAME | {"data": FRAME["data"] | {"encoding": "cp1252"}}), "--quiet", "--out", "r")
+    _new_rows().assign(id="Köln").to_csv("new.csv", index=False, encoding="cp1252")
+    assert fedsaddle("score", "r", "new.csv", "--keep", "id").out.splitlines()[1].startswith("0,Köln,")
+
+
 def test_score_of_classes(fedsaddle: Command) -> None:
     hospitals(lambda name, frame: frame.assign(died=np.where(frame["died"] == 1, "yes", "no")))
     data = {k: v for k, v in FILES["data"].items() if k != "positive"}

@@ -34,7 +34,7 @@ def score(folder: str | os.PathLike[str], table: str | os.PathLike[str], keep: S
     """The scores of a table's rows as CSV.
 
     Args:
-        folder: of a run that has ended, with a config.toml; its `sep` and `decimal` are those of the table, too.
+        folder: of a run that has ended, with a config.toml; its `sep`, `decimal` and `encoding` are those of the table, too.
         table: a .csv or .parquet file with the columns that the run was trained on, and perhaps others.
         keep: columns of it that are copied beside the scores, such as one that names the row.
     """
@@ -43,10 +43,10 @@ def score(folder: str | os.PathLike[str], table: str | os.PathLike[str], keep: S
     if file_format(file) not in ("csv", "parquet"):
         raise FedsaddleError(f"score: must be a .csv or .parquet file, got {file}")
     data = read_toml(folder / "config.toml").get("data", {})
-    sep, decimal = data.get("sep", ","), data.get("decimal", ".")
-    frame = read_frame(file, sep, decimal)
+    sep, encoding = data.get("sep", ","), data.get("encoding", "utf-8")
+    frame = read_frame(file, sep, data.get("decimal", "."), encoding)
     with in_file(file, sep):
-        kept = _kept(file, frame, sep, keep)
+        kept = _kept(file, frame, sep, encoding, keep)
         x = model.rows(frame)
     with torch.no_grad():
         outputs = torch.cat([model(part).reshape(len(part), -1) for part in x.split(_AT_ONCE)])
@@ -62,7 +62,7 @@ def score(folder: str | os.PathLike[str], table: str | os.PathLike[str], keep: S
     return text.getvalue()
 
 
-def _kept(file: Path, frame: Any, sep: str, keep: Sequence[str]) -> list[list[Any]]:
+def _kept(file: Path, frame: Any, sep: str, encoding: str, keep: Sequence[str]) -> list[list[Any]]:
     """Columns as they are written in the file: 007 is no 7."""
     for name in keep:
         if name not in frame.columns:
@@ -72,7 +72,8 @@ def _kept(file: Path, frame: Any, sep: str, keep: Sequence[str]) -> list[list[An
     if keep and file_format(file) == "csv":
         import pandas
 
-        frame = pandas.read_csv(file, sep=sep, dtype=str, keep_default_na=False, usecols=list(keep))
+        as_text = {"dtype": str, "keep_default_na": False}
+        frame = pandas.read_csv(file, sep=sep, encoding=encoding, usecols=list(keep), **as_text)
     return [frame[name].tolist() for name in keep]
 
 
