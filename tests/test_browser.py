@@ -28,7 +28,7 @@ CARDS = {
 }
 TABLES = {
     "run": {"numbers", "each", "words", "communication", "settings", "cite", "versions"},
-    "comparison": {"runs", "settings", "words", "cite", "versions"},
+    "comparison": {"runs", "each", "settings", "words", "cite", "versions"},
     "sweep": {"chosen", "points", "config", "cite", "versions"},
 }
 # of every figure on view: its card, the traces it has and those drawn, and the sizes of its texts

@@ -413,7 +413,7 @@ MISTAKES = {  # what is set on TABLE -> what the line says
     "key of another algorithm": (["algorithm.mu=3"], "algorithm.mu: unknown key; codasca takes lr"),
     "unknown section": (["algoritm.lr=0.1"], "algoritm: unknown section, did you mean 'algorithm'?"),
     "name is a list": (["transform=[{name=['x']}]"], 'transform[0].name: ["x"] is unknown; known are remove_positives'),
-    "section without a name": (["algorithm={lr=0.1}"], "algorithm: needs a name; got none; names are local_sgda"),
+    "section without a name": (["algorithm={lr=0.1}"], "algorithm: needs one of name, module; got none; names are local"),
     "misspelt name": (["data={nme='breast_cancer'}"], "data.nme: unknown key, did you mean 'name'?"),
     "section is a value": (["train=5"], "train: must be a table [train], got 5"),
     "missing required key": (["participation.name=uniform"], "participation.m: is missing; uniform needs it: a whole"),

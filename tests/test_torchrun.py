@@ -87,10 +87,12 @@ def start(case: str, engine: str, **options: Any) -> fs.Run:
 
 
 def guarded(engine: str, **options: Any) -> fs.Run:
-    """A run that diverges after an evaluation, where clients remember something."""
+    """A run that diverges after an evaluation, where clients remember something, and nobody measures how far it went."""
     algorithm = fs.CODASCA(lr=1e4, local_steps=5)
+    torch.manual_seed(0)
+    problem = fs.AUC(nn.Linear(5, 1), p="pooled", monitors=False)
     return fs.train(
-        fs.QuadraticSaddle(), algorithm, fs.quadratic_federation(clients=7), rounds=36, dtype="float64", eval_every=7,
+        problem, algorithm, federation(), rounds=36, dtype="float64", eval_every=7,
         guard=20, engine=engine, **options,
     )  # fmt: skip
 
