@@ -1260,10 +1260,19 @@ def mutated(module: types.ModuleType, old: str, new: str) -> Iterator[None]:
     try:
         for f in hit:
             f.__code__ = changed[f.__code__.co_qualname]
+        _forget(module)
         yield
     finally:
         for f in hit:
             f.__code__ = originals[f]
+        _forget(module)
+
+
+def _forget(module: types.ModuleType) -> None:
+    """Nothing that was computed by other code is kept."""
+    for value in vars(module).values():
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
 
 
 def _last_line(code: types.CodeType) -> int:

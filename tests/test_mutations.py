@@ -48,6 +48,7 @@ from tests import (
     test_relations,
     test_robust,
     test_sampling,
+    test_truth,
 )
 
 
@@ -299,9 +300,10 @@ MUTATIONS = [
     Mutation("the margin dual is not clipped", auc, "alpha.clamp(0.0, _LARGEST_DUAL) if", "alpha if", by("published")),
     Mutation("the margin is one", auc, "(self.margin + z[..., -2:-1]", "(1.0 + z[..., -2:-1]", by("codasca-margin")),
     Mutation("the margin dual keeps p(1-p)", auc, "minus_dalpha = self._margin_step(z) * share", "minus_dalpha = self._margin_step(z) * share * p * (1 - p)", by("codasca-margin")),
-    Mutation("clients weigh equally in groups of any size", participation, "own * (1 - self.failure**visit.m)", "own * len(members)", test_core.test_unequal_groups_do_not_make_the_scores_collapse),
+    Mutation("clients weigh equally in groups of any size", participation, "own * (1 - scheme.failure**visit.m)", "own * len(members)", test_core.test_unequal_groups_do_not_make_the_scores_collapse),
     Mutation("a large client is in the mean of every round", participation, "q += len(here) * w / (w + others)", "q += w", test_participation.test_one_client_that_weighs_much_weighs_less_than_its_part_where_few_come),
     Mutation("a client weighs twice in its own rounds", participation, "others[here] = w[here].sum() - w[here]", "others[here] = w[here].sum()", partial(test_participation.test_shares_are_those_of_the_rounds_means, participation.Uniform(4), np.array([5.0, 1.0, 2.0, 3.0, 1.0]))),
+    Mutation("spider ends where visits do", fedsgda, "return self._estimator.periodic\n\n    # ---- schedules", "return False\n\n    # ---- schedules", partial(test_truth.test_where_estimators_of_fedsgda_end_under_groups_of_unequal_sizes, "spider", True)),
     # ---- empirical risk
     Mutation("the logistic loss has the wrong sign", erm, "-h, h))", "h, -h))", by("fedavg")),
     Mutation("the squared loss is not halved", erm, "(h - target) ** 2 / 2", "(h - target) ** 2", by("fedavg-squared")),

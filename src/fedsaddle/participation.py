@@ -387,9 +387,12 @@ def _averaged(scheme: Participation, n: int, weights: bytes, draws: int) -> Shar
 
 @lru_cache(maxsize=64)
 def _of_groups(scheme: Cyclic, n: int, seed: int, weights: bytes | None) -> Shares:
+    return _by_groups(scheme, n, seed, None if weights is None else np.frombuffer(weights))
+
+
+def _by_groups(scheme: Cyclic, n: int, seed: int, w: Shares | None) -> Shares:
     """The shares under cyclic groups, whose visits have the draws of one scheme among them, so that many cost no more."""
     everyone, q = Cyclic(scheme.groups, shuffle=scheme.shuffle), np.empty(n)
-    w = None if weights is None else np.frombuffer(weights)
     draws = max(_FEWEST_DRAWS, _MOST_DRAWS // scheme.period)
     for g in range(scheme.period):
         members = everyone.ask(n, seed, g, 0)
