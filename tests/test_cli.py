@@ -101,7 +101,10 @@ def test_score_of_rows_in_the_encoding_of_the_runs_table(fedsaddle: Command) -> 
     hospitals()
     fedsaddle("run", save(FRAME | {"data": FRAME["data"] | {"encoding": "cp1252"}}), "--quiet", "--out", "r")
     _new_rows().assign(id="Köln").to_csv("new.csv", index=False, encoding="cp1252")
-    assert fedsaddle("score", "r", "new.csv", "--keep", "id").out.splitlines()[1].startswith("0,Köln,")
+    found = fedsaddle("score", "r", "new.csv", "--keep", "id").out
+    assert found.splitlines()[1].startswith("0,Köln,")
+    _new_rows().assign(id="Köln").to_csv("new.csv", index=False)
+    assert fedsaddle("score", "r", "new.csv", "--keep", "id").out == found  # UTF-8 is seen
 
 
 def test_score_of_classes(fedsaddle: Command) -> None:

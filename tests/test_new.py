@@ -396,6 +396,14 @@ def test_a_table_of_excel_is_read(fedsaddle: Callable[..., Done]) -> None:
         f"all.csv is not UTF-8 (byte 0xf6 in line {line}): save it as 'CSV UTF-8', or set encoding = \"cp1252\""
         in unset
     )
+    frame.to_csv("unicode.csv", index=False, sep="\t", encoding="utf-16")
+    assert (
+        "unicode.csv is UTF-16: save it as 'CSV UTF-8'" in fedsaddle("new", "u", "--data", "unicode.csv").err
+    )
+    as_it_is = fedsaddle(
+        "run", "p/run.toml", "--set", "data.encoding=utf-8", "--set", "data.file=unicode.csv"
+    ).err
+    assert "unicode.csv is UTF-16: save it as 'CSV UTF-8'" in as_it_is
     unfilled = fedsaddle("run", "p/run.toml", "--set", "data.impute=none").err
     assert "in 'age' at row 9, line 11 of the file" in unfilled  # lines are counted in any encoding
     Path("sites").mkdir()

@@ -261,6 +261,34 @@ def test_a_sweep_takes_it(ogda: Path, fedsaddle: Command) -> None:
     assert "FedOG" in Path("s/sweep.html").read_text()
 
 
+def test_a_name_and_a_module_take_each_others_place(ogda: Path, fedsaddle: Command) -> None:
+    run = fedsaddle("run", "run.toml", "--set", "algorithm.name=local_sgda", "--out", "r", "--quiet")
+    assert run.code == 0 and read_result(Path("r"))["config"]["algorithm"]["name"] == "LocalSGDA"
+    points = {"algorithm.name": ["scaffold", "local_sgda"]}
+    sweep = {"metric": "distance", "minimise": True, "points": points}
+    Path("sweep.toml").write_text(to_toml(CONFIG | {"sweep": sweep}))
+    assert fedsaddle("sweep", "sweep.toml", "--out", "s").code == 0
+    named = CONFIG | {"algorithm": {"name": "local_sgda", "lr": 0.1, "local_steps": 2}}
+    Path("named.toml").write_text(to_toml(named))
+    own = fedsaddle("run", "named.toml", "--set", "algorithm.module=ogda:FedOG", "--out", "o", "--quiet")
+    assert own.code == 0 and read_result(Path("o"))["config"]["algorithm"]["name"] == "FedOG"
+
+
+def test_a_model_is_loaded_without_the_method_that_trained_it(
+    ogda: Path, fedsaddle: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"name": "breast_cancer", "scale": "standard", "test": 0.25}
+    tree = {
+        "data": data, "partition": {"name": "iid", "clients": 2}, "model": {"name": "linear"},
+        "problem": {"name": "auc"}, "algorithm": CONFIG["algorithm"], "train": {"rounds": 2},
+    }  # fmt: skip
+    Path("auc.toml").write_text(to_toml(tree))
+    assert fedsaddle("run", "auc.toml", "--out", "r", "--quiet").code == 0
+    Path("ogda.py").unlink()
+    monkeypatch.delitem(sys.modules, "ogda")
+    assert fs.load_model("r").model[1].weight.shape == (1, 30)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -273,7 +301,6 @@ def test_a_sweep_takes_it(ogda: Path, fedsaddle: Command) -> None:
         ),
         ("algorithm.lrr=1", "algorithm.lrr: unknown key, did you mean 'lr'?"),
         ("algorithm.lr=0.0", "FedOG: lr must be > 0, got 0.0"),
-        ("algorithm.name=codasca", "algorithm: needs one of name, module; got name and module"),
     ],
 )
 def test_what_is_wrong_with_it_in_a_config_is_said(

@@ -390,7 +390,9 @@ def test_parts_add_up_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
 
     def results(part: str) -> tuple[dict[str, Any], str]:
-        out = reproduce("toy", progress=False, options={"part": part})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # runs of another part are not those of another experiment
+            out = reproduce("toy", progress=False, options={"part": part})
         return json.loads((out / "results.json").read_text()), (out / "table.md").read_text()
 
     first, table = results("K2")
@@ -890,6 +892,14 @@ def test_cifar10_ih_judges_every_place_by_itself(claim: str, change: dict[Any, f
     assert [v.claim.startswith(claim + ",") for v in judge(ih_rows(change)) if not v.holds] == [True]
 
 
+def test_cifar10_ih_decides_nothing_by_a_seed_alone() -> None:
+    rows = ih_rows({})
+    (row,) = (r for r in rows if (r["K"], r["ratio"], r["method"], r["I"]) == (8, 10, "CODASCA", 1))
+    row["metrics"] = {"auc": row["metrics"]["auc"] | {"values": [0.9]}}
+    judged = {v.claim.partition(",")[0]: v.holds for v in experiment("codasca/cifar10-ih").judge(rows)}
+    assert judged.pop("C-3.1: at K = 8") is None and all(judged.values())
+
+
 def test_cifar10_ih_decides_nothing_where_the_same_method_differs_from_itself() -> None:
     """At I = 1 both are one method: what they differ by there is noise, and at least what seeds differ by is."""
     judge = experiment("codasca/cifar10-ih").judge
@@ -1344,6 +1354,14 @@ def test_table_9_is_one_column_of_all_draws() -> None:
     assert [c.split()[0] for c in told] == ["C-2.2:", "Table"]
 
 
+def test_table_9_leaves_out_a_method_of_which_one_seed_alone_has_ended() -> None:
+    rows = table_9({})
+    metrics = next(r for r in rows if (r["method"], r["removal"]) == ("RS-Minimax", 2))["metrics"]
+    metrics["auc"] = metrics["auc"] | {"values": metrics["auc"]["values"][:1]}
+    (verdict,) = [v for c, v in claims_of(rows).items() if c.startswith("Table 9")]
+    assert verdict.short == "beyond seeds for 0 of 6 methods"
+
+
 def test_table_9_tells_draws_from_seeds() -> None:
     def spread(draws: dict[str, float]) -> Any:
         (verdict,) = [v for c, v in claims_of(table_9(draws)).items() if c.startswith("Table 9")]
@@ -1590,6 +1608,17 @@ def test_scaffpd_compares_the_best_clients_with_those_of_a_good_method() -> None
     poor = {("DRFA", 0.01, "clients"): 0.2, ("DRFA", 0.01, "best20"): 1.2}
     assert all(v.holds for v in judge(robust_rows(poor)))
     assert not all(v.holds for v in judge(robust_rows({**poor, ("DRFA", 0.01, "clients"): 0.81})))
+
+
+def test_scaffpd_judges_where_a_seed_diverged_and_counts_the_points_of_its_variant() -> None:
+    tables, rows = experiment("scaffpd/tables"), robust_rows({})
+    assert "Points tried: FedAvg: 3; FedProx: 6;" in tables.judge(rows)[0].numbers
+    (row,) = (r for r in rows if (r["method"], r["alpha"]) == ("SCAFF-PD, rho = 0.1", 0.01))
+    row["curves"] = row["curves"] | {"accuracy_worst20": row["curves"]["accuracy_worst20"][:2]}
+    assert [v.holds for v in tables.judge(rows) if "sooner" in v.claim] == [None]
+    for row in rows:
+        row["curves"] = row["curves"] | {"round": [0, 100, 200, 300]}
+    assert "Points tried: FedAvg: 4; FedProx: 8;" in tables.judge(rows)[0].numbers
 
 
 def test_scaffpd_asks_every_seed_when_a_level_is_reached() -> None:

@@ -151,12 +151,16 @@ def _of_folder(folder: Path, model: nn.Module | None) -> _Trained:
     shape, classes = tuple(sample["shape"]), result["classes"]
     if model is None:
         from fedsaddle import config
+        from fedsaddle.overrides import read
 
         if not (folder / "config.toml").is_file():
             raise FedsaddleError(
                 f"{folder}: has no config.toml to build the model from; pass model=, a module of the same architecture"
             )
-        model = config.load(folder / "config.toml").module(shape, classes)
+        tree = read(folder / "config.toml")
+        if "module" in tree.get("algorithm", {}):  # a method of one's own has no part in the model
+            tree["algorithm"] = {"name": "local_sgda"}
+        model = config.resolve(tree, folder.name).module(shape, classes)
     scaling = fill = None
     if sample.get("fill") is not None:  # an older fedsaddle wrote none
         fill = torch.tensor(sample["fill"], dtype=torch.float64).view(1, *shape)

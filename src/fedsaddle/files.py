@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import gzip
 import lzma
@@ -72,10 +73,18 @@ def _csv(pandas: Any, file: Path, sep: str, decimal: str, encoding: str) -> Any:
             raise ValueError(f"{names.iloc[0]} columns are called {str(names.index[0])[:40]!r}")
         return pandas.read_csv(file, sep=sep, decimal=decimal, encoding=encoding)
     except UnicodeDecodeError as error:
+        refuse_utf16(file)
         line, byte = odd_byte(file, encoding) or (1, error.object[error.start])
         remedy = 'set encoding = "cp1252" (Excel\'s own)' if encoding == "utf-8" else "correct encoding"
         what = f"{file} is not {encoding.upper()} (byte 0x{byte:02x} in line {line})"
         raise FedsaddleError(f"{what}: save it as 'CSV UTF-8', or {remedy}") from error
+
+
+def refuse_utf16(file: Path) -> None:
+    """Refuse a .csv file in UTF-16, Excel's "Unicode text"."""
+    with _opened(file, "rb") as stream:
+        if stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise FedsaddleError(f"{file} is UTF-16: save it as 'CSV UTF-8'")
 
 
 def odd_byte(file: Path, encoding: str) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedsaddle.errors import BadRow, FedsaddleError, first_line, short
-from fedsaddle.files import file_format, located, odd_byte, read_frame, reading
+from fedsaddle.files import file_format, located, odd_byte, read_frame, reading, refuse_utf16
 from fedsaddle.frames import MOST_VALUES, are_dates, numeric_frame, text_columns
 from fedsaddle.ingest import text_of
 
@@ -49,6 +49,7 @@ def encoding(files: Sequence[Path]) -> str:
     for file in files:
         if file_format(file) == "csv":
             with reading(file, "csv"):
+                refuse_utf16(file)
                 kind = next((kind for kind in ("ascii", "utf-8") if odd_byte(file, kind) is None), "cp1252")
             kinds.setdefault(kind, file)
     if {"utf-8", "cp1252"} <= kinds.keys():

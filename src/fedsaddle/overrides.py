@@ -69,13 +69,17 @@ def drop_strangers(
         part = tree.get(section)
         if not (isinstance(before, dict) and isinstance(part, dict)) or [section] in changed:
             continue
+        for way, other in (("name", "module"), ("module", "name")):
+            if [section, way] in changed and [section, other] not in changed and other in before:
+                part.pop(other, None)  # one takes the other's place
         name = part.get("name")
-        if [section, "name"] not in changed or name == before.get("name", name) or not isinstance(name, str):
+        was = before.get("name", None if "module" in before else name)
+        if [section, "name"] not in changed or name == was or not isinstance(name, str):
             continue
         if name not in NAMED.get(section, {}):
             continue
         known, own = {"name", *keys(section, name)}, [path[:2] for path in changed]
-        for key in [k for k in before if k not in known and [section, k] not in own]:
+        for key in [k for k in before if k in part and k not in known and [section, k] not in own]:
             del part[key]
             dropped.append((f"{section}.{key}", name))
     return dropped

@@ -156,13 +156,13 @@ def reproduce(
                 whole = step(rows, quick, **chosen | {"part": "all"})
                 runs |= {id(cell): _runs(base, cell, own, device) for cell in whole}
             wanted = [run for cell in cells for run in runs[id(cell)]]
-            n_before = len(journal)
             if left := [run for run in wanted if run not in journal]:
                 config.resolve(left[0].tree)  # refuses a device that is not here; finished runs need none
-            if i == 0 and n_before and len(left) == len(wanted):
+            of_all = [run for cell in whole for run in runs[id(cell)]]  # also those of other parts
+            if i == 0 and len(journal) and not any(run in journal for run in of_all):
                 warn(
-                    f"{journal.path}: none of the {len(wanted)} runs asked for is among the {n_before} finished ones there; "
-                    "give the options that these were computed with, such as --device, or another --out"
+                    f"{journal.path}: none of the {len(of_all)} runs asked for is among the {len(journal)} finished ones "
+                    "there; give the options that these were computed with, such as --device, or another --out"
                 )
             with RunsBar(progress, len(wanted), title) as tick:
                 finish(wanted, journal, together, clock.ticking(tick), federations, processes)

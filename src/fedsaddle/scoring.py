@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedsaddle.errors import FedsaddleError, did_you_mean
 from fedsaddle.export import load_model
-from fedsaddle.files import file_format, read_frame
+from fedsaddle.files import file_format, odd_byte, read_frame
 from fedsaddle.folder import read_result
 from fedsaddle.frames import in_file
 from fedsaddle.kinds import OF_CLASSES
@@ -34,7 +34,8 @@ def score(folder: str | os.PathLike[str], table: str | os.PathLike[str], keep: S
     """The scores of a table's rows as CSV.
 
     Args:
-        folder: of a run that has ended, with a config.toml; its `sep`, `decimal` and `encoding` are those of the table, too.
+        folder: of a run that has ended, with a config.toml; its `sep` and `decimal` are those of the table, too, and its
+            `encoding` where the table is no UTF-8.
         table: a .csv or .parquet file with the columns that the run was trained on, and perhaps others.
         keep: columns of it that are copied beside the scores, such as one that names the row.
     """
@@ -43,7 +44,9 @@ def score(folder: str | os.PathLike[str], table: str | os.PathLike[str], keep: S
     if file_format(file) not in ("csv", "parquet"):
         raise FedsaddleError(f"score: must be a .csv or .parquet file, got {file}")
     data = read_toml(folder / "config.toml").get("data", {})
-    sep, encoding = data.get("sep", ","), data.get("encoding", "utf-8")
+    sep, encoding = data.get("sep", ","), "utf-8"
+    if file_format(file) == "csv" and odd_byte(file, encoding) is not None:
+        encoding = data.get("encoding", encoding)
     frame = read_frame(file, sep, data.get("decimal", "."), encoding)
     with in_file(file, sep):
         kept = _kept(file, frame, sep, encoding, keep)

@@ -155,8 +155,10 @@ class Most(NamedTuple):
 
 
 def error(some, others):
-    """The standard error over seeds of the difference of two means."""
-    return math.sqrt((variance(some) + variance(others)) / len(some)) if len(some) > 1 else 0.0
+    """The standard error over seeds of the difference of two means; of a seed alone more than any difference of AUC."""
+    if min(len(some), len(others)) < 2:
+        return 1.0
+    return math.sqrt(variance(some) / len(some) + variance(others) / len(others))
 
 
 def most(each, tolerance):
@@ -202,7 +204,7 @@ def judge(rows):
             " against ".join(
                 str(largest_interval({I: v[j] for I, v in each[m].items()}, TOLERANCE)) for m in ("CODASCA", "CODA+")
             )
-            for j in range(len(mine[0]["metrics"]["auc"]["values"]))
+            for j in range(min(len(v) for own in each.values() for v in own.values()))
         )  # fmt: skip
         apart, give = auc["CODASCA"][1] - auc["CODA+"][1], error(each["CODASCA"][1], each["CODA+"][1])
         blurred = max(abs(apart), give) > TOLERANCE

@@ -451,6 +451,8 @@ def _lost(auc, pairs):
 
 def _of_draws(auc, stopped):
     """Table 9: what another draw of the removed positives does, beside what another seed does."""
+    # draws of which one seed alone has ended say nothing of seeds
+    auc = {m: draws for m, draws in auc.items() if min(map(len, draws)) > 1}
     seeds = {m: math.sqrt(fmean(variance(v) for v in draws)) for m, draws in auc.items()}
     draws = {m: stdev(fmean(v) for v in own) for m, own in auc.items()}
     # of means that differ by their seeds alone, the ratio of the variances is F-distributed
@@ -459,7 +461,7 @@ def _of_draws(auc, stopped):
     on_paper = ", ".join(f"{m} {nine:.4f} against {three:.4f}" for m, (nine, three) in PAPER_SPREADS.items())
     return Verdict(
         "Table 9: the draw of the removed positives moves the AUC, beyond what seeds do, of most methods",
-        True if clear > n / 2 else False if less > n / 2 else None,
+        True if clear > n / 2 else False if less > n / 2 else None,  # of none nothing is decided
         f"Of {clear} of {n} methods (F test, 5 %). Mean, standard deviation of the means of {1 + len(REMOVALS)} draws, and "
         "over seeds: "
         + ", ".join(f"{m} {fmean(map(fmean, auc[m])):.4f}, {draws[m]:.4f}, {seeds[m]:.4f}" for m in auc)
