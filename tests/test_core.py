@@ -1129,8 +1129,8 @@ def test_with_the_margin_form_and_another_p_scores_drift_together_and_rank_as_be
 
     def scores(p, dual):
         torch.manual_seed(0)
-        problem, rounds = AUC(nn.Linear(2, 1), p=p, dual=dual), 1500
-        run = train(problem, LocalSGDA(lr=0.05), fed, rounds=rounds, batch_size=None, eval_every=rounds)
+        problem, algorithm = AUC(nn.Linear(2, 1), p=p, dual=dual), LocalSGDA(lr=0.2, local_steps=25)
+        run = train(problem, algorithm, fed, rounds=60, batch_size=None, eval_every=60)
         h = run.model(fed.data["x"].float()).detach()
         return h.mean().abs(), h.std()
 
