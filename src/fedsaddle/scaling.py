@@ -12,9 +12,8 @@ from torch import Tensor
 from fedsaddle.errors import FedsaddleError, warn
 
 _FAR = 30.0  # usual spreads from the median, beyond which values are said to be a long tail
-_AWAY = (
-    3.0  # training deviations between means, or times their spread, beyond which samples are of another scale
-)
+_AWAY = 3.0  # training deviations between means, or times their spread; beyond are samples of another scale
+_LOOKED_AT = 10_000  # samples of each, to tell that
 _QUARTILES = 1 << 22  # numbers from which quartiles are taken
 
 
@@ -100,14 +99,14 @@ def warn_of_tails(x: Tensor, names: Sequence[str]) -> None:
 def unscaled(x: Tensor, training: Tensor, scaling: Scaling) -> Tensor:
     """Columns of x that are of another scale than the training samples', and of theirs once `scaling` is applied."""
     axes = [i for i in range(x.ndim) if i != 1]
-    rows = training.double()
+    x, rows = (v[:: 1 + len(v) // _LOOKED_AT].double() for v in (x, training))
     middle, spread = rows.mean(axes), rows.std(axes, correction=0)
 
     def away(x: Tensor) -> Tensor:
         far = (x.mean(axes) - middle).abs() > _AWAY * spread
         return (far | (x.std(axes, correction=0) > _AWAY * spread)) & (spread > 0)
 
-    return away(x.double()) & ~away(scaling(x))
+    return away(x) & ~away(scaling(x))
 
 
 def shift_and_width(
