@@ -57,6 +57,7 @@ from fedsaddle.progress import RunsBar
 from fedsaddle.sweep_plan import grid_points
 
 _WRITTEN_EVERY = 5.0  # seconds
+NOISE = 2  # standard errors over seeds that a difference must exceed, for judges
 
 
 class Cell(NamedTuple):

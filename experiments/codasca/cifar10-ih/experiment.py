@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, variance
 from typing import Any, NamedTuple
 
-from fedsaddle.reproduce import Cell, Verdict
+from fedsaddle.reproduce import NOISE, Cell, Verdict
 
 TITLE = "AUC against the communication interval on images, CODA+ and CODASCA"
 ROWS, COLUMNS = "run", "I"
@@ -164,7 +164,7 @@ def error(some, others):
 def most(each, tolerance):
     """Of one method, by its AUC seed by seed at each I."""
     auc = {I: fmean(values) for I, values in each.items()}
-    give = {I: 2 * error(values, each[1]) if I > 1 else 0.0 for I, values in each.items()}
+    give = {I: NOISE * error(values, each[1]) if I > 1 else 0.0 for I, values in each.items()}
     return Most(
         *(largest_interval({I: v + k * give[I] for I, v in auc.items()}, tolerance) for k in (0, -1, 1))
     )

@@ -2,7 +2,7 @@
 
 from statistics import fmean
 
-from fedsaddle.reproduce import Cell, Verdict, sibling
+from fedsaddle.reproduce import NOISE, Cell, Verdict, sibling
 
 TITLE = "AUC against the communication interval, CODA+ and CODASCA (ijcnn1, 20 heterogeneous clients)"
 ROWS, COLUMNS = "method", "I"
@@ -62,7 +62,7 @@ def judge(rows):
         for I in auc["CODA+"]
         if I > 1
     }
-    above, below = (sum(sign * gap > 2 * give for gap, give in gaps.values()) for sign in (1, -1))
+    above, below = (sum(sign * gap > NOISE * give for gap, give in gaps.values()) for sign in (1, -1))
     least = min(gaps, key=lambda I: gaps[I][0])
     return [
         Verdict(

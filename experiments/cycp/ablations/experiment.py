@@ -4,7 +4,7 @@ import math
 from itertools import pairwise
 from statistics import fmean, variance
 
-from fedsaddle.reproduce import Cell, Verdict
+from fedsaddle.reproduce import NOISE, Cell, Verdict
 
 TITLE = "CyCp-Minimax and CyCp-Pairwise by communication interval, participants and groups (phishing, 100 clients)"
 ROWS, COLUMNS = "method", "at"
@@ -20,7 +20,6 @@ CURVES = ["auc"]
 ITERATIONS = 12_800  # of a client that is always there: rounds times I, where I varies
 INTERVALS, PARTICIPANTS, GROUPS = (8, 16, 32, 64, 128), (1, 2, 5, 10), (1, 2, 5, 10, 20)
 TOLERANCE = 0.01
-NOISE = 2  # standard errors that a difference must exceed
 METHODS = {
     "CyCp-Minimax": {"algorithm.name": "cycp_minimax"},
     "CyCp-Pairwise": {"algorithm.name": "cycp_pairwise", "problem.name": "pairwise_auc", "problem.loss": "sigmoid"},

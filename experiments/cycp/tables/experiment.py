@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev, variance
 from typing import NamedTuple
 
-from fedsaddle.reproduce import Cell, Verdict
+from fedsaddle.reproduce import NOISE, Cell, Verdict
 from fedsaddle.sweep_plan import grid_points
 
 TITLE = "AUC under cyclic participation: seven methods, clients in 10 groups"
@@ -74,7 +74,6 @@ PAPER_SPREADS = {  # deviations over three runs of three draws (Table 9), and ov
     "CyCp-Minimax": (0.0060, 0.0015),
     "CyCp-Pairwise": (0.0048, 0.0008),
 }
-NOISE = 2  # standard errors that a gap must exceed
 FAILED = 0.1  # a seed so far below the median of its cell failed
 F_TEST = 5.14  # 95 % quantile for 3 draws of 3 seeds (2 and 6 degrees of freedom)
 SPREAD = 0.02  # other removed positives move the AUC by as much, in the paper (Table 9 against Table 1)

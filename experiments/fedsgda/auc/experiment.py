@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import fmean, variance
 from typing import NamedTuple
 
-from fedsaddle.reproduce import Cell, Verdict
+from fedsaddle.reproduce import NOISE, Cell, Verdict
 
 TITLE = "AUC on CIFAR-10 against rounds: FedSGDA-MB and FedSGDA-STORM (500 clients), and CODA (50 clients)"
 ROWS, COLUMNS = "run", "setting"
@@ -190,7 +190,7 @@ class Gap(NamedTuple):
 
     def above(self, by=0.0):
         """1: by more than `by`, -1: by less, 0: within 2 standard errors of it."""
-        return (self.mean - by > 2 * self.error) - (self.mean - by < -2 * self.error)
+        return (self.mean - by > NOISE * self.error) - (self.mean - by < -NOISE * self.error)
 
 
 def difference(some, others, metric="end"):
@@ -345,7 +345,7 @@ def _at_equal_steps(row, Ss, Ks, batches):
     one, *several = Ks
     seeds = len(row["MB", Ss[0], one, batches[0]]["metrics"][SELECT]["values"])
     spread = max(r["metrics"][SELECT]["std"] for r in row.values())
-    sure = CLEAR + 2 * math.sqrt(2 / seeds) * spread
+    sure = CLEAR + NOISE * math.sqrt(2 / seeds) * spread
     found, gains = {}, []
     for m in FEDSGDA:
         of = {K: [_told(row[m, S, K, b]) for S in Ss for b in batches] for K in Ks}

@@ -5,7 +5,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from fedsaddle.reproduce import Cell, Verdict
+from fedsaddle.reproduce import NOISE, Cell, Verdict
 
 TITLE = "Measured rates of FedSGDA-MB and FedSGDA-STORM in the number of rounds T and of clients M"
 ROWS, COLUMNS = "method", "M"
@@ -112,11 +112,11 @@ class Slope(NamedTuple):
     def near(self, theory, within):
         """Whether it is so near the theory's; not decided where 2 standard errors leave both open."""
         off = abs(self.value - theory)
-        return off <= within if abs(off - within) >= 2 * self.error else None
+        return off <= within if abs(off - within) >= NOISE * self.error else None
 
     def at_most(self, theory):
         """Whether it is as steep, or steeper; likewise."""
-        return self.value <= theory if abs(self.value - theory) >= 2 * self.error else None
+        return self.value <= theory if abs(self.value - theory) >= NOISE * self.error else None
 
 
 def _all(decisions):

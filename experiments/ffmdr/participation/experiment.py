@@ -3,7 +3,7 @@
 Step size and beta are tuned on validation data with all clients and the first seed, and kept.
 """
 
-from fedsaddle.reproduce import Cell, Verdict, sibling
+from fedsaddle.reproduce import NOISE, Cell, Verdict, sibling
 
 table2 = sibling(__file__, "table2")
 
@@ -62,7 +62,7 @@ def judge(rows):
         lost += [table2.gap(own["100 %"], own[level], "best") for level in LEVELS if level != "100 %"]
         parts.append(", ".join(f"{label} {r['metrics']['best']['mean']:.4f}" for label, r in own.items()))
         parts[-1] = f"{data}: {parts[-1]}"
-    most, noise = max(lost), table2.NOISE
+    most, noise = max(lost), NOISE
     within = all(less + noise * error <= SAME for less, error in lost)
     beyond = any(less - noise * error > SAME for less, error in lost)
     return [

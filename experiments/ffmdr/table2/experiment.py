@@ -13,7 +13,7 @@ import torch
 from fedsaddle.data.catalogue import DATASETS
 from fedsaddle.data.fetch import locate, missing
 from fedsaddle.errors import FedsaddleError
-from fedsaddle.reproduce import Cell, Verdict
+from fedsaddle.reproduce import NOISE, Cell, Verdict
 
 TITLE = "Linear AUC over 20 clients with one class each: five methods"
 ROWS, COLUMNS = "method", "data"
@@ -41,7 +41,6 @@ PAPER = {
 }  # fmt: skip
 STEP = [0.1, 0.01, 0.001, 0.0001]
 EPOCHS, BATCH, CLIENTS = 5, 40, 20
-NOISE = 2  # standard errors that a gap must exceed
 TRIED = {"CODASCA": 4, "Fed-Norm-SGDA": 4, "FedSGDA": 8, "FEDNEST": 4, "FFMDR": 16 + 5}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedsaddle.reproduce import Cell, Verdict
+from fedsaddle.reproduce import NOISE, Cell, Verdict
 
 TITLE = "Census income by occupation: AUC over all and of the worst-off occupations (12 clients)"
 ROWS, COLUMNS = "method", "rho"
@@ -16,7 +16,6 @@ METRICS = {
 }
 SELECT = "valid_auc_worst20"
 SEEDS = [0, 1, 2]
-NOISE = 2  # standard errors that a difference must exceed
 
 NONE = "none"  # equal weights
 ERM, AUC = {"problem.name": "erm"}, {"problem.name": "auc"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from fedsaddle.reproduce import Cell, Verdict
+from fedsaddle.reproduce import NOISE, Cell, Verdict
 
 TITLE = "Robust regression: squared distance to the optimum, SCAFF-PD and DRFA (5 clients)"
 ROWS, COLUMNS = "method", "at"
@@ -163,9 +163,9 @@ def _error(metric):
 
 def _more(differences, least):
     """Whether all differences, with their standard errors, exceed a number by two errors; not so if one is as far below."""
-    if all(d - 2 * error > least for d, error in differences):
+    if all(d - NOISE * error > least for d, error in differences):
         return True
-    return False if any(d + 2 * error < least for d, error in differences) else None
+    return False if any(d + NOISE * error < least for d, error in differences) else None
 
 
 def figure(rows):

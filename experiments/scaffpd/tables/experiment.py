@@ -11,7 +11,7 @@ import math
 from itertools import pairwise
 from statistics import fmean
 
-from fedsaddle.reproduce import Cell, Verdict
+from fedsaddle.reproduce import NOISE, Cell, Verdict
 
 TITLE = "Accuracy of eight methods on tangent features, by heterogeneity"
 ROWS, COLUMNS = "method", "alpha"
@@ -151,7 +151,6 @@ def rounds_to(row, level):
     ]
 
 
-NOISE = 2  # standard errors over seeds that a difference must exceed
 LITTLE = 0.02  # of accuracy, that is hardly less or not much better
 
 
